@@ -1,0 +1,1 @@
+"""Defences against harmful fine-tuning: pure torch, no database, no network, no environment."""

@@ -1,0 +1,1 @@
+"""Panacea: a bounded adapter perturbation, prepared during tuning and added afterwards."""

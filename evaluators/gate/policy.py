@@ -1,0 +1,202 @@
+"""What an organisation demands of a tuned model before it may be released."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+POLICY_VERSION = 1
+_MAX_CHARACTERS = 100_000
+
+KNOWN_METRICS: dict[str, str] = {
+    "harmfulness.score": "share of harmful prompts answered harmfully",
+    "harmfulness.score_plus": "share of harmful prompts answered harmfully or incoherently",
+    "harmfulness.score_plus_gap": "score_plus minus score: share that is only incoherent",
+    "harmfulness.change_vs_base": "paired change of the harmful score against the base model",
+    "refusal.rate": "share of harmful prompts refused",
+    "refusal.over_refusal": "share of safe look-alike prompts refused",
+    "refusal.over_refusal_change": "paired change of over-refusal against the base model",
+    "coherence.rate": "share of coherent responses",
+    "diversity.intra_similarity": "mean similarity of a model's responses to one query",
+    "diversity.change_vs_base": "paired change of that similarity against the base model",
+    "diversity.vendi": "effective number of distinct responses to one query",
+    "utility.perplexity": "exp of the mean response loss on held-out rows",
+    "utility.score": "task accuracy, or exp of minus the mean response loss",
+    "utility.change_vs_base": "change of the utility score against the base model",
+    "defense.canary_auc": "ranking quality of the scheduler's weights on planted harmful rows",
+}
+
+
+class PolicyError(ValueError):
+    """A policy text that cannot be used; the message names the line and what to change."""
+
+
+class Rule(BaseModel):
+    """One bound on one metric, compared to its point value or to an interval end."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str = Field(description="Name of a known metric.")
+    bound: Literal["value", "low", "high"] = Field(
+        description="Which number is compared: the point value or an end of its 95 % interval."
+    )
+    max: float | None = Field(default=None, description="The number must not exceed this.")
+    min: float | None = Field(default=None, description="The number must not fall below this.")
+    severity: Literal["error", "warning"] = Field(
+        default="error", description="A warning is reported but never blocks a release."
+    )
+    on_missing: Literal["inconclusive", "fail"] = Field(
+        default="inconclusive",
+        description="Verdict when the metric is undefined or has too few prompts (errors only).",
+    )
+    description: str | None = Field(
+        default=None, max_length=500, description="Why the rule exists, for the report."
+    )
+
+    @field_validator("metric")
+    @classmethod
+    def _metric_is_known(cls, metric: str) -> str:
+        if metric not in KNOWN_METRICS:
+            raise ValueError(
+                f"unknown metric {metric!r}; known metrics: {', '.join(sorted(KNOWN_METRICS))}"
+            )
+        return metric
+
+    @model_validator(mode="after")
+    def _one_finite_limit(self) -> Self:
+        limits = [limit for limit in (self.max, self.min) if limit is not None]
+        if len(limits) != 1:
+            raise ValueError("give exactly one of max and min")
+        if not math.isfinite(limits[0]):
+            raise ValueError(f"the limit must be a finite number, got {limits[0]}")
+        return self
+
+    @property
+    def limit(self) -> float:
+        limit = self.max if self.max is not None else self.min
+        assert limit is not None
+        return limit
+
+    @property
+    def comparison(self) -> Literal["<=", ">="]:
+        return "<=" if self.max is not None else ">="
+
+
+class Policy(BaseModel):
+    """All rules must hold. Two rules on one metric both apply, so the stricter one decides."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = Field(description="Format of this file.")
+    rules: tuple[Rule, ...] = Field(min_length=1, max_length=100, description="Bounds to hold.")
+    minimum_prompts: int = Field(
+        default=100,
+        ge=1,
+        le=100_000,
+        description="Harmfulness metrics on fewer prompts decide nothing.",
+    )
+    description: str | None = Field(default=None, max_length=2000)
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _version_is_supported(cls, version: Any) -> Any:
+        if version != POLICY_VERSION or isinstance(version, bool):
+            raise ValueError(
+                f"policy version {version!r} is not supported: this release reads version "
+                f"{POLICY_VERSION}"
+            )
+        return version
+
+
+def parse_policy(text: str) -> Policy:
+    """Read a policy from YAML (or JSON); PolicyError names the line of the first problems."""
+    if len(text) > _MAX_CHARACTERS:
+        raise PolicyError(f"a policy has at most {_MAX_CHARACTERS} characters, got {len(text)}")
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError as error:
+        raise PolicyError("nested too deeply for a policy") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise PolicyError(f"{where}not valid YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise PolicyError(f"not valid YAML: {error}") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise PolicyError("line 1: a policy is a mapping with the keys version and rules")
+    _check_nodes(root)
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise PolicyError(f"not valid YAML: {error}") from error
+    try:
+        return Policy.model_validate(data)
+    except ValidationError as error:
+        problems = [
+            f"line {_line(root, problem['loc'])}: "
+            f"{'.'.join(str(part) for part in problem['loc']) or 'policy'}: "
+            f"{problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors(include_url=False)
+        ]
+        raise PolicyError("; ".join(problems)) from error
+
+
+def default_policy() -> Policy:
+    """The policy that ships with the package."""
+    text = (resources.files("evaluators.gate") / "default_policy.yaml").read_text("utf-8")
+    return parse_policy(text)
+
+
+def policy_sha256(policy: Policy) -> str:
+    """Hash of the policy's content: independent of layout, comments and key order of its file."""
+    canonical = json.dumps(policy.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def tighten(policy: Policy, extra_rules: Sequence[Rule]) -> Policy:
+    """The policy with more rules. Nothing is removed or replaced, so it can only get stricter."""
+    return Policy.model_validate({**policy.model_dump(), "rules": [*policy.rules, *extra_rules]})
+
+
+def _check_nodes(node: yaml.Node, depth: int = 0, seen: set[int] | None = None) -> None:
+    """Reject repeated keys (YAML would silently keep the last), aliases and deep nesting."""
+    seen = set() if seen is None else seen
+    line = node.start_mark.line + 1
+    if depth > 10:
+        raise PolicyError(f"line {line}: nested too deeply for a policy")
+    if id(node) in seen:
+        raise PolicyError(f"line {line}: anchors and aliases are not allowed, write the rule out")
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            if name in keys:
+                raise PolicyError(f"line {key.start_mark.line + 1}: key {name!r} is given twice")
+            keys.add(name)
+            _check_nodes(value, depth + 1, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _check_nodes(value, depth + 1, seen)
+
+
+def _line(root: yaml.Node, location: Sequence[str | int]) -> int:
+    """Line of the deepest node that the validation error's location still reaches."""
+    node = root
+    line = root.start_mark.line + 1
+    for part in location:
+        if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        elif isinstance(node, yaml.MappingNode):
+            match = [pair for pair in node.value if pair[0].value == part]
+            if not match:
+                break
+            line = match[0][0].start_mark.line + 1
+            node = match[0][1]
+    return line

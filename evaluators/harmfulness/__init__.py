@@ -1,0 +1,1 @@
+"""How often a model answers a harmful request, and how often it refuses a harmless one."""

@@ -1,0 +1,1 @@
+"""Whether a tuned model learned its task."""

@@ -1,0 +1,65 @@
+"""The job spec: everything that one attempt of the pipeline needs to know, and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from jobspec.catalogue import BaseModelEntry
+from jobspec.defense import DefenseOptions
+from jobspec.frozen import Frozen
+from jobspec.hyperparameters import Hyperparameters
+
+
+class EvaluationOptions(Frozen):
+    """How much is generated to judge a model. None means all shipped prompts."""
+
+    harmful_prompts: int | None = Field(None, ge=0, description="harmful test prompts")
+    safe_lookalikes: int | None = Field(None, ge=0, description="safe look-alike prompts")
+    benign_prompts: int | None = Field(20, ge=0, description="ordinary harmless prompts")
+    open_ended_prompts: int | None = Field(17, ge=0, description="open-ended prompts")
+    open_ended_samples: int = Field(6, ge=2, le=64, description="answers sampled per open prompt")
+    search_prompts: int | None = Field(
+        28, ge=1, description="harmful validation prompts of the perturbation's scale search"
+    )
+    utility_rows: int | None = Field(
+        None, ge=1, description="validation rows that are answered and compared"
+    )
+    max_new_tokens: int = Field(32, ge=1, le=4096, description="length of an answer, tokens")
+    batch_size: int = Field(16, ge=1, le=1024, description="prompts generated together")
+
+
+class CheckpointOptions(Frozen):
+    """When the complete training state is written."""
+
+    every_steps: int = Field(20, ge=1, description="steps between checkpoints")
+    every_seconds: float = Field(600.0, gt=0, description="seconds between checkpoints at most")
+    keep: int = Field(2, ge=1, le=100, description="newest checkpoints kept in the work folder")
+
+
+class JobSpec(Frozen):
+    """One attempt of one job. Paths are local to the machine that runs it."""
+
+    job_id: str = Field("local", min_length=1, max_length=128)
+    attempt: int = Field(1, ge=1)
+    model: BaseModelEntry = Field(description="catalogue entry of the base model")
+    training_file: Path
+    validation_file: Path | None = None
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+    hyperparameters: Hyperparameters = Hyperparameters()
+    defense: DefenseOptions = DefenseOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+    checkpoints: CheckpointOptions = CheckpointOptions()
+    policy: dict[str, Any] | None = Field(
+        None, description="gate policy as its YAML reads; None: the shipped default policy"
+    )
+    max_length: int | None = Field(
+        None, ge=16, description="tokens a row; None: the base model's training length"
+    )
+    truncate: bool = Field(
+        False, description="cut rows that are too long instead of refusing the file"
+    )
+    cache_dir: Path = Field(description="content-addressed cache of converted models and baselines")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads; None: torch's choice"
+    )

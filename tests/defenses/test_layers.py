@@ -1,0 +1,64 @@
+from typing import Any
+
+import pytest
+import torch
+
+from defenses.panacea.layers import effective_change_norms, layer_coefficients
+from defenses.panacea.perturbation import adaptive_perturbation
+
+
+@pytest.fixture
+def eps(tiny: Any, harmful_rows: Any) -> dict[str, torch.Tensor]:
+    parameters = tiny.trainable
+    loss = tiny.token_mean_loss(harmful_rows)
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return adaptive_perturbation(dict(zip(parameters, gradients, strict=True)), 1.0)
+
+
+def test_layer_coefficients_on_the_tiny_model_are_the_golden_ones(
+    eps: dict[str, torch.Tensor],
+) -> None:
+    # Independent float64 script: layer norms of eps 0.9004202555718408 and 0.4350210190223053.
+    by_layer = layer_coefficients(eps).by_layer
+    assert by_layer == pytest.approx({0: 0.9004202555718408**2, 1: 0.4350210190223053**2}, abs=1e-6)
+
+
+def test_each_split_of_the_perturbation_sums_to_one(eps: dict[str, torch.Tensor]) -> None:
+    coefficients = layer_coefficients(eps)
+    for split in coefficients:
+        assert sum(split.values()) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_splits_name_the_modules_and_factors_of_the_adapter(eps: dict[str, torch.Tensor]) -> None:
+    coefficients = layer_coefficients(eps)
+    assert set(coefficients.by_module) == {"q_proj", "k_proj", "v_proj"}
+    assert set(coefficients.by_factor) == {"A", "B"}
+
+
+def test_tensors_outside_the_layers_are_counted_apart() -> None:
+    coefficients = layer_coefficients(
+        {"model.lm_head.weight": torch.ones(3), "model.layers.2.mlp.up_proj.weight": torch.ones(1)}
+    )
+    assert coefficients.by_layer == {-1: 0.75, 2: 0.25}
+    assert coefficients.by_module == {"lm_head": 0.75, "up_proj": 0.25}
+
+
+def test_zero_perturbation_has_zero_coefficients() -> None:
+    coefficients = layer_coefficients(
+        {"model.layers.0.q_proj.lora_A.default.weight": torch.zeros(2)}
+    )
+    assert coefficients.by_layer == {0: 0.0}
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 1.0])
+def test_effective_change_equals_the_norm_of_the_full_matrices(
+    tiny: Any, eps: dict[str, torch.Tensor], scale: float
+) -> None:
+    parameters = tiny.trainable
+    norms = effective_change_norms(parameters, eps, scaling=2.0, scale=scale)
+    module = "base_model.model.model.layers.1.self_attn.k_proj"
+    A, B = (parameters[f"{module}.lora_{f}.default.weight"].detach() for f in "AB")
+    e_A, e_B = (scale * eps[f"{module}.lora_{f}.default.weight"] for f in "AB")
+    change = 2.0 * ((B + e_B) @ (A + e_A) - B @ A)
+    assert len(norms) == 6
+    assert norms[module] == pytest.approx(float(change.norm()), abs=1e-12)

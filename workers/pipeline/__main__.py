@@ -1,0 +1,16 @@
+"""The child process.
+
+    python -m workers.pipeline SPEC.json --work DIR            one attempt of a job
+    python -m workers.pipeline run SPEC.yaml --out DIR         the same without a service
+    python -m workers.pipeline align BASE --data FILE --out DIR   an alignment adapter
+
+Standard output carries events, one JSON object a line; everything else goes to standard error.
+Exit codes: 0 done, 10 failed for a reason that was sent as an event, 15 stopped by SIGTERM.
+"""
+
+import sys
+
+from workers.pipeline.entry import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""Process set-up of the pipeline, before anything heavy is imported."""
+
+import argparse
+import ctypes
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from workers.pipeline.emit import Emit, JsonLines
+from workers.pipeline.failure import PipelineFailure, Stopped
+
+EXIT_DONE, EXIT_FAILED, EXIT_STOPPED = 0, 10, 15
+PARENT_VARIABLE = "TUNEGATE_PARENT_PID"
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command of the child process and return its exit code."""
+    _die_with_parent()
+    emit = JsonLines(_claim_stdout())
+    stopping = {"now": False}
+
+    def on_signal(_number: int, _frame: Any) -> None:
+        stopping["now"] = True
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    command = _parse(arguments)
+    return guarded(lambda: command(emit, lambda: stopping["now"]), emit)
+
+
+def guarded(action: Callable[[], object], emit: Emit) -> int:
+    """Run an action; every way of ending becomes an event and an exit code."""
+    try:
+        action()
+    except Stopped:
+        return EXIT_STOPPED
+    except PipelineFailure as failure:
+        _fail(emit, failure)
+    except MemoryError:
+        _fail(emit, _out_of_memory())
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _fail(
+                emit,
+                PipelineFailure(
+                    "storage_full",
+                    "The worker's disk is full. Free space; the job goes on by itself.",
+                    retryable=True,
+                ),
+            )
+        else:
+            _unexpected(emit, error)
+    except Exception as error:
+        if _is_out_of_memory(error):
+            _fail(emit, _out_of_memory())
+        else:
+            _unexpected(emit, error)
+    else:
+        return EXIT_DONE
+    return EXIT_FAILED
+
+
+def _fail(emit: Emit, failure: PipelineFailure) -> None:
+    emit(
+        "failure",
+        code=failure.code,
+        message=failure.message,
+        param=failure.param,
+        retryable=failure.retryable,
+        details=failure.details,
+    )
+
+
+def _unexpected(emit: Emit, error: Exception) -> None:
+    # The text of an unexpected error may quote a tenant's data: it stays in the worker's log.
+    traceback.print_exception(error)
+    _fail(
+        emit,
+        PipelineFailure(
+            "internal_error",
+            f"The pipeline stopped with an unexpected {type(error).__name__}. The worker's log "
+            "holds the details.",
+            retryable=True,
+        ),
+    )
+
+
+def _out_of_memory() -> PipelineFailure:
+    return PipelineFailure(
+        "out_of_memory",
+        "The worker ran out of memory. Lower batch_size, shorten the longest examples, or use a "
+        "worker with more memory.",
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, and leave if it already has."""
+    expected = os.environ.get(PARENT_VARIABLE)
+    if sys.platform != "linux" or expected is None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(expected):
+        sys.exit(EXIT_STOPPED)
+
+
+def _claim_stdout() -> Any:
+    """Keep standard output for events: whatever else prints goes to standard error."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return stream
+
+
+Command = Callable[[Emit, Callable[[], bool]], object]
+
+
+def _parse(arguments: Sequence[str]) -> Command:
+    if arguments[:1] == ["align"]:
+        return _align_command(arguments[1:])
+    if arguments[:1] == ["run"]:
+        parser = argparse.ArgumentParser(prog="python -m workers.pipeline run")
+        parser.add_argument("spec", type=Path)
+        parser.add_argument("--out", type=Path, required=True)
+        options = parser.parse_args(arguments[1:])
+        return lambda emit, stop: _run_local(options.spec, options.out, emit, stop)
+    parser = argparse.ArgumentParser(prog="python -m workers.pipeline")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    return lambda emit, stop: _run_attempt(options.spec, options.work, emit, stop)
+
+
+def _run_attempt(spec_path: Path, work: Path, emit: Emit, stop: Callable[[], bool]) -> None:
+    from jobspec.spec import JobSpec
+    from workers.pipeline.run import run_job
+
+    run_job(JobSpec.model_validate_json(spec_path.read_bytes()), work, emit, stop)
+
+
+def _run_local(spec_path: Path, out: Path, emit: Emit, stop: Callable[[], bool]) -> None:
+    from workers.pipeline.local import run_local
+
+    run_local(spec_path, out, emit, stop)
+
+
+def _align_command(arguments: Sequence[str]) -> Command:
+    parser = argparse.ArgumentParser(prog="python -m workers.pipeline align")
+    parser.add_argument("base")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--harmless", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"])
+    parser.add_argument("--catalogue", type=Path)
+    parser.add_argument("--cache", type=Path)
+    options = parser.parse_args(arguments)
+
+    def command(emit: Emit, stop: Callable[[], bool]) -> None:
+        from workers.pipeline.local import run_align
+
+        run_align(options, emit, stop)
+
+    return command

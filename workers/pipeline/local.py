@@ -1,0 +1,63 @@
+"""Commands of the pipeline that need no service: a job from a YAML file, and alignment."""
+
+import argparse
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from jobspec.cache import default_cache_dir
+from jobspec.catalogue import load_catalogue
+from jobspec.local import LocalSpecError, load_local_spec
+from workers.pipeline.align import AlignmentRecipe, align, packaged
+from workers.pipeline.emit import Emit
+from workers.pipeline.failure import PipelineFailure, Stopped
+from workers.pipeline.run import run_job
+
+
+def run_local(spec_path: Path, out: Path, emit: Emit, stop: Callable[[], bool]) -> None:
+    """Run a job; `out` then holds report.json, and the bundle in released/ or quarantine/.
+
+    A second call with the same `out` continues an interrupted run from its last checkpoint.
+    """
+    try:
+        spec = load_local_spec(spec_path)
+    except LocalSpecError as error:
+        raise PipelineFailure("invalid_training_file", str(error)) from error
+    report = run_job(spec, out / "work", emit, stop)
+    passed = report["gate"]["verdict"] == "passed"
+    for name in ("released", "quarantine"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    target = out / ("released" if passed else "quarantine")
+    shutil.copytree(out / "work" / "bundle", target)
+    shutil.copyfile(target / "report.json", out / "report.json")
+
+
+def run_align(options: argparse.Namespace, emit: Emit, stop: Callable[[], bool]) -> None:
+    """Make an alignment adapter for a base of the catalogue."""
+    catalogue = load_catalogue(options.catalogue)
+    entry = catalogue.find(options.base)
+    if entry is None:
+        known = ", ".join(entry.name for entry in catalogue.offered)
+        raise PipelineFailure(
+            "model_unavailable", f"{options.base} is not in the catalogue. Known: {known}."
+        )
+    chosen = {"steps": options.steps, "dtype": options.dtype}
+    recipe = AlignmentRecipe(
+        seed=options.seed, **{name: value for name, value in chosen.items() if value is not None}
+    )
+
+    def progress(step: int, total: int, loss: float) -> None:
+        if stop():
+            raise Stopped
+        emit("progress", stage="aligning", done=step, total=total, loss=loss)
+
+    align(
+        entry,
+        options.data,
+        options.harmless or packaged("alignment_harmless.jsonl"),
+        recipe,
+        options.cache or default_cache_dir(),
+        options.out,
+        progress,
+    )
+    emit("message", level="info", message=f"The adapter is in {options.out}.", data=None)

@@ -1,0 +1,289 @@
+"""From a bundle on disk to a released or quarantined model: check, store, one transaction."""
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.fine_tuning import attempts
+from service.fine_tuning.attempts import JobError, Lease
+from service.fine_tuning.lifecycle import SUCCEEDED, move
+from service.fine_tuning.repository import JobRepository, append_event
+from service.kit.artifacts import ArtifactStore, Stored
+from service.kit.clock import now
+from service.kit.ids import new_id
+from service.settings import Settings
+from service.store.database import SessionFactory, transaction
+from service.store.models import File, Job, Metric, Organization, ReleasedModel
+from workers.child import Message
+from workers.naming import model_name
+from workers.outcome import ChildExit
+from workers.pulse import DATABASE_AWAY
+
+FIRST_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
+MORE_COLUMNS = (
+    "full_valid_loss",
+    "full_valid_mean_token_accuracy",
+    "learning_rate",
+    "alignment_loss",
+    "scheduler_loss",
+    "effective_sample_size",
+    "gradient_norm",
+    "seconds",
+)
+_SOURCE = {"train_accuracy": "train_mean_token_accuracy"}
+# Formats that can carry code; a bundle holds weights as safetensors only.
+_REFUSED_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".npy"})
+_REQUIRED = ("adapter_model.safetensors", "adapter_config.json", "report.json")
+
+
+class BundleDamaged(RuntimeError):
+    """The bundle is not what its manifest says; nothing of it may be stored."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Names and hashes of a bundle's files, and the hash of the manifest itself."""
+
+    files: Mapping[str, str]
+    sha256: str
+
+
+def read_bundle(folder: Path) -> Manifest:
+    """Check every file against manifest.json: all there, none besides, hashes and sizes right.
+
+    Raises BundleDamaged naming the file.
+    """
+    try:
+        raw = (folder / "manifest.json").read_bytes()
+        listed = json.loads(raw)["files"]
+        expected = {
+            str(name): (str(item["sha256"]), int(item["bytes"])) for name, item in listed.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleDamaged(f"manifest.json cannot be read ({type(error).__name__})") from error
+    present = {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
+    } - {"manifest.json"}
+    for name in sorted(present ^ expected.keys()):
+        where = "is not in the manifest" if name in present else "is missing"
+        raise BundleDamaged(f"{name} {where}")
+    for name in _REQUIRED:
+        if name not in expected:
+            raise BundleDamaged(f"{name} is missing")
+    for name, (sha256, size) in expected.items():
+        path = folder / name
+        if path.is_symlink() or PurePosixPath(name).suffix.lower() in _REFUSED_SUFFIXES:
+            raise BundleDamaged(f"{name} is of a kind that is never released")
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != sha256 or path.stat().st_size != size:
+            raise BundleDamaged(f"{name} does not match its hash")
+    return Manifest(
+        {name: sha for name, (sha, _) in expected.items()}, hashlib.sha256(raw).hexdigest()
+    )
+
+
+def result_csv(metrics: Sequence[Metric]) -> bytes:
+    """The job's curve as CSV: OpenAI's five columns, then ours; empty if not measured."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*FIRST_COLUMNS, *MORE_COLUMNS])
+    for row in metrics:
+        values = {**row.data, "step": row.step}
+        cells = [values.get(_SOURCE.get(name, name)) for name in (*FIRST_COLUMNS, *MORE_COLUMNS)]
+        writer.writerow(["" if cell is None else cell for cell in cells])
+    return text.getvalue().encode()
+
+
+class Publisher:
+    """Stores one attempt's result. The bytes go first, under keys of this attempt alone; the rows
+    follow in one transaction, and the bytes are removed again if that does not happen."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        factory: SessionFactory,
+        artifacts: ArtifactStore,
+        lease: Lease,
+    ) -> None:
+        self._settings = settings
+        self._factory = factory
+        self._artifacts = artifacts
+        self._lease = lease
+
+    def publish(self, ended: ChildExit) -> str:
+        """Returns how the attempt ended. Raises BundleDamaged, StorageFull, Fenced."""
+        assert ended.result is not None
+        result = ended.result
+        folder = Path(str(result.get("bundle")))
+        manifest = read_bundle(folder)
+        verdict = str(result.get("verdict"))
+        room = "released" if verdict == "passed" else "quarantine"
+        key = f"{room}/{self._lease.job_id}/{self._lease.number}"
+        file_id = new_id("file")
+        with transaction(self._factory, read_only=True) as session:
+            owner = session.scalars(
+                select(Job.organization_id).where(Job.id == self._lease.job_id)
+            ).one()
+        csv_key = f"files/{owner}/{file_id}"
+        try:
+            self._check_stored(self._artifacts.put_folder(key, folder), manifest)
+            with transaction(self._factory, read_only=True) as session:
+                curve = result_csv(JobRepository(session, None).metrics(self._lease.job_id))
+            stored = self._artifacts.put_stream(csv_key, [curve])
+            with transaction(self._factory) as session:
+                job = attempts.own(session, self._lease, self._settings.lease_seconds)
+                if job.cancel_requested:
+                    outcome = "cancelled"
+                    attempts.cancel(session, job)
+                else:
+                    outcome = self._settle(session, job, result, verdict, key, manifest)
+                    session.add(_result_file(job, file_id, csv_key, stored))
+                    job.result_file_id = file_id
+                attempts.finish(session, self._lease, outcome, ended.exit_code, ended.log_tail)
+            return outcome
+        finally:
+            self._forget_unless_named(key, file_id, csv_key)
+
+    def _forget_unless_named(self, key: str, file_id: str, csv_key: str) -> None:
+        """Remove the bytes that no row names. A commit whose answer was lost may have succeeded,
+        so the rows are asked; with the database away nothing is removed."""
+        try:
+            with transaction(self._factory, read_only=True) as session:
+                artifact = session.scalar(select(Job.artifact).where(Job.id == self._lease.job_id))
+                curve = session.scalar(select(File.id).where(File.id == file_id))
+        except DATABASE_AWAY:
+            return
+        if artifact != key:
+            self._artifacts.delete(key)
+        if curve is None:
+            self._artifacts.delete(csv_key)
+
+    def _check_stored(self, stored: Mapping[str, Stored], manifest: Manifest) -> None:
+        for name, sha256 in manifest.files.items():
+            if name not in stored or stored[name].sha256 != sha256:
+                raise BundleDamaged(f"{name} changed while it was stored")
+
+    def _settle(
+        self,
+        session: Session,
+        job: Job,
+        result: Message,
+        verdict: str,
+        key: str,
+        manifest: Manifest,
+    ) -> str:
+        report: dict[str, Any] = dict(result.get("report") or {})
+        job.report = report
+        job.trained_tokens = result.get("trained_tokens")
+        job.artifact = key
+        job.pause_requested = False
+        blocked = verdict != "passed"
+        append_event(
+            session,
+            job.id,
+            "warn" if blocked else "info",
+            "The tuned model was blocked by the safety gate"
+            if blocked
+            else "The tuned model passed the safety gate",
+            type="moderation_checks",
+            data={"blocked": blocked, "results": gate_results(report)},
+        )
+        if blocked:
+            error = gate_error(job.id, verdict, report)
+            attempts.fail(session, job, error)
+            return error.code
+        organization = session.get_one(Organization, job.organization_id)
+        name = model_name(job.model, organization.name, job.suffix)
+        session.add(
+            ReleasedModel(
+                id=name,
+                organization_id=job.organization_id,
+                job_id=job.id,
+                base_model=job.model,
+                location=key,
+                manifest_sha256=manifest.sha256,
+                created_at=int(now()),
+            )
+        )
+        job.fine_tuned_model = name
+        append_event(session, job.id, "info", f"New fine-tuned model created: {name}")
+        append_event(session, job.id, "info", "The job has successfully completed")
+        move(job, SUCCEEDED)
+        return SUCCEEDED
+
+
+def _result_file(job: Job, file_id: str, key: str, stored: Stored) -> File:
+    return File(
+        id=file_id,
+        organization_id=job.organization_id,
+        filename="step_metrics.csv",
+        purpose="fine-tune-results",
+        bytes=stored.bytes,
+        sha256=stored.sha256,
+        status="processed",
+        location=key,
+        created_at=int(now()),
+    )
+
+
+def _rules(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    gate = report.get("gate") or {}
+    return [rule for rule in gate.get("rules") or [] if isinstance(rule, dict)]
+
+
+def gate_results(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The `results` of a moderation_checks event, one for each rule of the gate."""
+    metrics = report.get("metrics") or {}
+    results = []
+    for rule in _rules(report):
+        metric = metrics.get(rule.get("metric")) or {}
+        stops = rule.get("severity") == "error" and rule.get("outcome") != "passed"
+        results.append(
+            {
+                "category": rule.get("metric"),
+                "flagged": rule.get("outcome") == "failed",
+                "outcome": rule.get("outcome"),
+                "score": metric.get("value"),
+                "n": rule.get("n"),
+                "upper_bound": metric.get("high"),
+                "threshold": rule.get("limit"),
+                "enforcement": "blocked" if stops else "none",
+            }
+        )
+    return results
+
+
+def gate_error(job_id: str, verdict: str, report: Mapping[str, Any]) -> JobError:
+    """What a job that was not released fails with; names the metrics and where the report is."""
+    failed = [
+        str(rule.get("metric"))
+        for rule in _rules(report)
+        if rule.get("severity") == "error" and rule.get("outcome") == "failed"
+    ]
+    open_ones = [
+        str(rule.get("metric"))
+        for rule in _rules(report)
+        if rule.get("severity") == "error" and rule.get("outcome") in ("missing", "too_few")
+    ]
+    where = f"The full report is in the field `report` of GET /v1/fine_tuning/jobs/{job_id}."
+    if verdict == "failed":
+        names = ", ".join(dict.fromkeys(failed or open_ones)) or "the gate policy"
+        return JobError(
+            "safety_gate_failed",
+            f"The tuned model did not pass the safety gate: {names}. It was not released. {where}",
+        )
+    names = ", ".join(dict.fromkeys(open_ones)) or "the gate policy"
+    return JobError(
+        "gate_inconclusive",
+        f"The safety gate could not decide: {names} was missing or rested on too few prompts. "
+        f"The tuned model was not released. {where}",
+    )

@@ -1,0 +1,182 @@
+"""The work folder of a job on this machine: its files, its checkpoints, the spec of the attempt."""
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from jobspec.catalogue import load_catalogue
+from jobspec.defense import DefenseOptions
+from jobspec.hyperparameters import Hyperparameters
+from jobspec.spec import JobSpec
+from service.fine_tuning.attempts import JobError, Lease
+from service.kit.artifacts import ArtifactMissing, ArtifactStore
+from service.settings import Settings
+from service.store.models import Checkpoint, File, Job
+
+_FOLDER_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+
+
+class CannotStart(RuntimeError):
+    """The attempt cannot begin; trying again would not help."""
+
+    def __init__(self, error: JobError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the store says about an attempt, read in one transaction."""
+
+    job: Job
+    training: File
+    validation: File | None
+    checkpoint: str | None
+
+
+def job_folder(settings: Settings, job_id: str) -> Path:
+    """Kept between the attempts of a job, removed when the job has finished."""
+    return settings.work_dir / job_id
+
+
+def read_plan(session: Session, lease: Lease) -> Plan:
+    """Job, files and newest stored checkpoint of the attempt. Raises CannotStart."""
+    job = session.scalars(select(Job).where(Job.id == lease.job_id)).one()
+    newest = session.scalar(
+        select(Checkpoint.location)
+        .where(Checkpoint.job_id == job.id)
+        .order_by(Checkpoint.step_number.desc())
+        .limit(1)
+    )
+    validation = job.validation_file_id
+    return Plan(
+        job=job,
+        training=_file(session, job, job.training_file_id, "training_file"),
+        validation=None
+        if validation is None
+        else _file(session, job, validation, "validation_file"),
+        checkpoint=newest,
+    )
+
+
+def _file(session: Session, job: Job, file_id: str, param: str) -> File:
+    found = session.scalar(
+        select(File).where(File.id == file_id, File.organization_id == job.organization_id)
+    )
+    if found is None or found.deleted_at is not None:
+        raise CannotStart(_missing_file(file_id, param))
+    return found
+
+
+def _missing_file(file_id: str, param: str) -> JobError:
+    return JobError(
+        f"invalid_{param}", f"The file {file_id} is no longer there; upload it again.", param
+    )
+
+
+def prepare(
+    settings: Settings, artifacts: ArtifactStore, lease: Lease, plan: Plan
+) -> tuple[Path, Path]:
+    """Fill the work folder and write the spec; returns (spec file, work folder).
+
+    Files that are there with the right hash are kept. The newest stored checkpoint is fetched when
+    this machine does not have it. Raises CannotStart, StorageFull.
+    """
+    job = plan.job
+    folder = job_folder(settings, job.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    training = _fetch(artifacts, plan.training, folder / "training.jsonl", "training_file")
+    validation = (
+        None
+        if plan.validation is None
+        else _fetch(artifacts, plan.validation, folder / "validation.jsonl", "validation_file")
+    )
+    if plan.checkpoint is not None:
+        _fetch_checkpoint(artifacts, plan.checkpoint, folder / "checkpoints")
+    model = load_catalogue(settings.catalogue).find(job.model)
+    if model is None:
+        raise CannotStart(
+            JobError(
+                "model_unavailable",
+                f"The base model {job.model} is not in this worker's catalogue.",
+            )
+        )
+    spec = JobSpec(
+        job_id=job.id,
+        attempt=lease.number,
+        model=model,
+        training_file=training,
+        validation_file=validation,
+        seed=job.seed,
+        hyperparameters=Hyperparameters.model_validate(job.hyperparameters),
+        defense=DefenseOptions.model_validate(job.defense),
+        evaluation=settings.evaluation,
+        checkpoints=settings.checkpoints,
+        policy=job.policy,
+        cache_dir=settings.cache_dir,
+        threads=settings.worker_threads,
+    )
+    path = folder / "spec.json"
+    path.write_text(spec.model_dump_json(indent=2), "utf-8")
+    return path, folder
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def _fetch(artifacts: ArtifactStore, file: File, target: Path, param: str) -> Path:
+    if _sha256(target) == file.sha256:
+        return target
+    draft = target.with_suffix(".part")
+    try:
+        with draft.open("wb") as stream:
+            for chunk in artifacts.iterate(file.location):
+                stream.write(chunk)
+    except ArtifactMissing as error:
+        draft.unlink(missing_ok=True)
+        raise CannotStart(_missing_file(file.id, param)) from error
+    if _sha256(draft) != file.sha256:
+        draft.unlink()
+        raise CannotStart(
+            JobError(
+                f"invalid_{param}",
+                f"The stored bytes of {file.id} are not those that were uploaded; upload it again.",
+                param,
+            )
+        )
+    return draft.replace(target)
+
+
+def _fetch_checkpoint(artifacts: ArtifactStore, location: str, checkpoints: Path) -> None:
+    name = location.rpartition("/")[2]
+    if not _FOLDER_NAME.match(name) or (checkpoints / name).is_dir():
+        return
+    checkpoints.mkdir(exist_ok=True)
+    try:
+        artifacts.fetch_folder(location, checkpoints / name)
+    except ArtifactMissing:
+        # Without it the attempt starts from an older local checkpoint, or from the beginning.
+        return
+
+
+def checkpoint_key(lease: Lease, folder: Path) -> str:
+    """Where a checkpoint is stored. The attempt's number is part of it, so a worker that lost its
+    lease without noticing never writes into the folder of its successor."""
+    if not _FOLDER_NAME.match(folder.name):
+        raise ValueError("a checkpoint's folder name has letters, digits, dot, dash only")
+    return f"checkpoints/{lease.job_id}/{lease.number}/{folder.name}"
+
+
+def discard(settings: Settings, job_id: str) -> None:
+    """Remove the work folder of a finished job."""
+    shutil.rmtree(job_folder(settings, job_id), ignore_errors=True)
