@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from defenses.cross_entropy import token_nll_M
 
 IGNORED_LABEL = -100
 
@@ -79,19 +80,17 @@ def response_nll_and_accuracy_B(
     row_M, position_M = supervised_BT.nonzero(as_tuple=True)
     target_M = targets_BT[row_M, position_M]
     logits_MV = _supervised_logits_MV(model, input_ids_BT, attention_mask_BT, row_M, position_M)
-    if logits_MV.dtype != torch.float64:
-        logits_MV = logits_MV.float()
-    nll_M = functional.cross_entropy(logits_MV, target_M.to(logits_MV.device), reduction="none")
+    target_M = target_M.to(logits_MV.device)
+    hit_M = (logits_MV.detach().argmax(dim=-1) == target_M).to(torch.int64)
+    nll_M = token_nll_M(logits_MV, target_M)
 
     # Scattering to distinct places and summing a row is reproducible on a GPU; adding into a
     # shared accumulator is not.
     row_M, position_M = row_M.to(nll_M.device), position_M.to(nll_M.device)
     nll_BT = nll_M.new_zeros(targets_BT.shape).index_put((row_M, position_M), nll_M)
     count_B = token_count_B.to(nll_M.device)
-    with torch.no_grad():
-        hit_M = logits_MV.argmax(dim=-1) == target_M.to(logits_MV.device)
-        hit_BT = torch.zeros_like(nll_BT, dtype=torch.int64)
-        hit_BT[row_M, position_M] = hit_M.to(torch.int64)
+    hit_BT = torch.zeros_like(supervised_BT, dtype=torch.int64, device=nll_M.device)
+    hit_BT[row_M, position_M] = hit_M
     return ResponseScores(nll_BT.sum(dim=1) / count_B, hit_BT.sum(dim=1), count_B)
 
 

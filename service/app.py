@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
@@ -12,6 +13,7 @@ import service.files.endpoints
 import service.fine_tuning.endpoints
 import service.models.endpoints
 from service.files.service import remove_expired
+from service.fine_tuning.requests import JobRequest
 from service.kit import handlers, health
 from service.kit.gateway import Gateway
 from service.kit.middleware import RequestContext
@@ -20,6 +22,20 @@ from service.settings import Settings
 logger = logging.getLogger(__name__)
 
 TIDY_SECONDS = 600.0
+STALE_DRAFT_SECONDS = 86_400.0
+SCHEMAS = "#/components/schemas/"
+
+
+class GatewayApp(FastAPI):
+    """FastAPI whose document also describes the bodies that endpoints parse themselves."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        schema = JobRequest.model_json_schema(ref_template=SCHEMAS + "{model}")
+        schemas = document["components"]["schemas"]
+        schemas.update(schema.pop("$defs", {}))
+        schemas[JobRequest.__name__] = schema
+        return document
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -28,7 +44,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     Raises CatalogueError, PolicyError or OSError for a configuration that cannot be used.
     """
     gateway = Gateway(settings or Settings.load())
-    app = FastAPI(
+    app = GatewayApp(
         title="tunegate",
         docs_url=None,
         redoc_url=None,
@@ -59,10 +75,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _tidy(gateway: Gateway) -> None:
-    """Now and then remove files whose time is over. A failure waits for the next round."""
+    """Now and then remove files whose time is over and drafts of uploads that a crash cut off. A
+    failure waits for the next round."""
     while True:
         await asyncio.sleep(TIDY_SECONDS)
         try:
             await run_in_threadpool(remove_expired, gateway)
+            await run_in_threadpool(gateway.artifacts.remove_stale_drafts, STALE_DRAFT_SECONDS)
         except Exception as error:
-            logger.error("expired files: %s", type(error).__name__, exc_info=error)
+            logger.error("tidying: %s", type(error).__name__, exc_info=error)

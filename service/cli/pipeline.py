@@ -50,8 +50,9 @@ def run(
 ) -> None:
     """Tune, measure and gate a model here, with no service.
 
-    Leaves OUT/report.json. Exit codes: 0 passed; 1 the gate failed; 2 inconclusive or not
-    available; 3 usage or bad input.
+    Leaves OUT/report.json, and the adapter in OUT/released or OUT/quarantine. Run again with the
+    same OUT, it goes on from the last checkpoint. Exit codes: 0 passed; 1 the gate failed;
+    2 inconclusive or not available; 3 usage or bad input.
     """
     if not spec.is_file():
         raise CommandError(f"{spec}: no such file", USAGE)
@@ -59,9 +60,10 @@ def run(
     result = ended.require("result")
     verdict = str(result.get("verdict"))
     report = out / "report.json"
+    bundle = out / ("released" if verdict == "passed" else "quarantine")
     answer(
         as_json,
-        {"verdict": verdict, "report": str(report), "bundle": result.get("bundle")},
+        {"verdict": verdict, "report": str(report), "bundle": str(bundle)},
         f"gate: {verdict}; report: {report}",
     )
     raise Ended(VERDICTS.get(verdict, UNAVAILABLE))

@@ -93,7 +93,7 @@ def delete(file_id: str, gateway: GatewayDep, caller: CallerDep) -> FileDeleted:
     caller.require("files.write")
     with gateway.writing() as session:
         location = service.mark_deleted(session, caller.organization_id, file_id).location
-    gateway.artifacts.delete(location)
+    gateway.discard(location)
     return FileDeleted(id=file_id)
 
 

@@ -1,7 +1,6 @@
 """Decisions about files: who sees one, when it may go, how its content is answered."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -80,6 +79,5 @@ def remove_expired(gateway: Gateway) -> int:
                 file.deleted_at = int(now())
                 removed.append(file.location)
     for key in removed:
-        with suppress(OSError):
-            gateway.artifacts.delete(key)
+        gateway.discard(key)
     return len(removed)

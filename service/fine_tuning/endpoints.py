@@ -30,7 +30,9 @@ router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 JOB_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}}},
+        "content": {
+            "application/json": {"schema": {"$ref": f"#/components/schemas/{JobRequest.__name__}"}}
+        },
     }
 }
 _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)

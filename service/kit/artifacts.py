@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Self, cast
 
@@ -221,6 +222,14 @@ class ArtifactStore:
         with suppress(FileNotFoundError):
             self._fs.rm(self._path(prefix), recursive=True)
         self._fs.invalidate_cache()
+
+    def remove_stale_drafts(self, age_seconds: float) -> int:
+        """Remove drafts of writers that died more than `age_seconds` ago; returns how many."""
+        oldest = datetime.now(UTC) - timedelta(seconds=age_seconds)
+        stale = [key for key in self.list(PARTIAL) if self._fs.modified(self._path(key)) < oldest]
+        for key in stale:
+            self.delete(key)
+        return len(stale)
 
     def check_writable(self) -> None:
         """Write and remove a small file. Raises OSError when the store cannot be written."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from service.kit.errors import ApiError
 
 MAX_JSON_BYTES = 1024 * 1024
+MAX_DEPTH = 32
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -47,7 +48,7 @@ def parse_body(model: type[Model], body: bytes) -> Model:
         ) from error
     if not isinstance(value, dict):
         raise ApiError(400, "The request body must be a JSON object.", "invalid_value")
-    _refuse_nul(value, "")
+    _check_values(value, "", 1)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -90,16 +91,18 @@ def _is_added(part: str, *, first: bool) -> bool:
     return part[:1].isupper() or part.startswith(("literal[", "function-"))
 
 
-def _refuse_nul(value: Any, path: str) -> None:
-    """NUL characters: PostgreSQL cannot store them, and no field has a use for them."""
+def _check_values(value: Any, path: str, depth: int) -> None:
+    """Refuses deep nesting, and NUL characters, which PostgreSQL cannot store."""
+    if depth > MAX_DEPTH:
+        raise ApiError(400, f"The body is nested deeper than {MAX_DEPTH} levels.", "invalid_value")
     if isinstance(value, str) and "\0" in value:
         raise ApiError(
             400, f"'{path}' contains a NUL character. Remove it.", "invalid_value", path or None
         )
     if isinstance(value, dict):
         for key, item in value.items():
-            _refuse_nul(key, path)
-            _refuse_nul(item, f"{path}.{key}" if path else key)
+            _check_values(key, path, depth)
+            _check_values(item, f"{path}.{key}" if path else key, depth + 1)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _refuse_nul(item, f"{path}[{index}]")
+            _check_values(item, f"{path}[{index}]", depth + 1)

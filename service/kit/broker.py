@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery
 
+from service.kit.folder_transport import SCHEME, register
 from service.settings import Settings
 
 TASK_NAME = "tunegate.run_attempt"
@@ -20,7 +21,7 @@ VISIBILITY_TIMEOUT_SECONDS = 7 * 86_400
 def celery_configuration(settings: Settings) -> dict[str, Any]:
     """Celery's settings: the server-less transport in the data folder, or a broker by its URL."""
     return {
-        "broker_url": settings.broker,
+        "broker_url": f"{SCHEME}://localhost//" if _serverless(settings) else settings.broker,
         "broker_transport_options": _transport_options(settings),
         "broker_connection_retry_on_startup": True,
         "broker_connection_timeout": 5.0,
@@ -44,8 +45,12 @@ def celery_configuration(settings: Settings) -> dict[str, Any]:
     }
 
 
+def _serverless(settings: Settings) -> bool:
+    return settings.broker.startswith("filesystem:")
+
+
 def _transport_options(settings: Settings) -> dict[str, Any]:
-    if settings.broker.startswith("filesystem:"):
+    if _serverless(settings):
         folder = settings.broker_dir
         return {
             "data_folder_in": str(folder / "messages"),
@@ -69,7 +74,8 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
 def create_celery(settings: Settings, name: str = "tunegate") -> Celery:
     """A Celery application for `settings`; makes the folders of the server-less transport."""
     configuration = celery_configuration(settings)
-    if settings.broker.startswith("filesystem:"):
+    if _serverless(settings):
+        register()
         for part in ("messages", "processed", "control"):
             (settings.broker_dir / part).mkdir(parents=True, exist_ok=True)
     # set_as_current: a second application in one process (tests, the gateway) must not take over.

@@ -1,5 +1,6 @@
 """What every request needs: settings, database, artifact store, catalogue, gate policy."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, cast
@@ -13,6 +14,8 @@ from jobspec.catalogue import Catalogue, load_catalogue
 from service.kit.artifacts import ArtifactStore
 from service.settings import Settings
 from service.store.database import create_engine, session_factory, transaction
+
+logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -43,6 +46,13 @@ class Gateway:
     def reading(self) -> AbstractContextManager[Session]:
         """The one transaction of a request that only looks."""
         return transaction(self._sessions, read_only=True)
+
+    def discard(self, key: str) -> None:
+        """Remove stored bytes that no row names any more. A failure costs space and is logged."""
+        try:
+            self.artifacts.delete(key)
+        except OSError as error:
+            logger.error("artifact store: %s was not removed", key, exc_info=error)
 
     @contextmanager
     def closing(self) -> Iterator[None]:

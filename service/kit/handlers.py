@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 from service.kit.artifacts import StorageFull
@@ -70,9 +71,10 @@ def install(app: FastAPI) -> None:
             )
         )
 
+    @app.exception_handler(PoolTimeout)
     @app.exception_handler(OperationalError)
-    def _database_down(_request: Request, error: OperationalError) -> JSONResponse:
-        logger.error("database: %s", type(error.orig).__name__, exc_info=error)
+    def _database_down(_request: Request, error: Exception) -> JSONResponse:
+        logger.error("database: %s", type(error).__name__, exc_info=error)
         return respond(
             ApiError(
                 503,

@@ -1,5 +1,7 @@
 """HTTP of models. Names have slashes and colons, so the routes take whole paths."""
 
+from urllib.parse import quote
+
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
@@ -41,7 +43,7 @@ def file(model: str, path: str, gateway: GatewayDep, caller: CallerDep) -> Strea
         key=found.key,
         name=path.rpartition("/")[2],
         size=found.bytes,
-        sha256=f"{row.manifest_sha256}:{path}",
+        sha256=f"{row.manifest_sha256}:{quote(path)}",
     )
     return StreamingResponse(answer.chunks, media_type=answer.media_type, headers=answer.headers)
 
@@ -60,5 +62,5 @@ def delete(model: str, gateway: GatewayDep, caller: CallerDep) -> ModelDeleted:
     caller.require("models.delete")
     with gateway.writing() as session:
         location = service.mark_deleted(session, gateway.catalogue, caller, model).location
-    gateway.artifacts.delete(location)
+    gateway.discard(location)
     return ModelDeleted(id=model)

@@ -134,6 +134,14 @@ def test_the_store_says_whether_it_can_be_written(tmp_path: Path) -> None:
         store.check_writable()
 
 
+def test_only_drafts_of_dead_writers_are_stale(store: ArtifactStore) -> None:
+    store.put_stream("files/a", [b"x"])
+    store.writer("files/b").close()
+    assert store.remove_stale_drafts(3600) == 0
+    assert store.remove_stale_drafts(-1) == 1
+    assert store.list() == ["files/a"]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with one megabyte."""

@@ -9,6 +9,7 @@ import httpx2
 import openai
 import pytest
 
+from service.fine_tuning import attempts
 from service.fine_tuning.lifecycle import FAILED, QUEUED, RUNNING, move
 from service.fine_tuning.repository import (
     JobRepository,
@@ -213,8 +214,6 @@ def test_a_repeated_step_overwrites_its_metrics_and_keeps_its_checkpoint(tenant:
 
 
 def test_a_running_job_estimates_its_end(tenant: Any) -> None:
-    from service.fine_tuning import attempts
-
     job_id = tenant.job()
     with tenant.transaction() as session:
         assert attempts.claim(session, job_id, 1, "w", 60.0)

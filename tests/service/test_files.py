@@ -4,6 +4,7 @@ import hashlib
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -324,8 +325,6 @@ def test_a_hostile_file_name_stays_a_plain_name(tenant: Any, rows: Rows, hostile
 
 
 def test_many_uploads_at_once_are_all_stored(tenant: Any, rows: Rows) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     client = tenant.client
 
     def upload(index: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -233,7 +234,9 @@ def test_a_missing_field_of_a_job_is_named(tenant: Any, missing: str) -> None:
     assert answer.json()["error"]["param"] == missing
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"a": NaN}', b"\xff", b'"\\ud800"'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"x"', b'{"a": NaN}', b"\xff", b'"\\ud800"', b'{"a":' + b"[" * 900]
+)
 def test_a_body_that_is_no_json_object_is_a_400(tenant: Any, body: bytes) -> None:
     answer = tenant.http.post("/v1/fine_tuning/jobs", content=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
@@ -511,8 +514,6 @@ def test_a_retry_of_the_client_returns_the_job_it_made(tenant: Any) -> None:
 
 
 def test_two_sendings_at_once_with_one_key_make_one_job(tenant: Any) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     file_id, client = tenant.upload(), tenant.client
     model = client.models.list().data[0].id
 

@@ -45,7 +45,7 @@ def job_at(status: str) -> Job:
     return Job(id="ftjob-x", status=status, stage=None, cancel_requested=False)
 
 
-@pytest.mark.parametrize(("source", "target"), itertools.permutations(TRANSITIONS, 2))
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(TRANSITIONS, 2)))
 def test_exactly_the_documented_moves_are_legal(source: str, target: str) -> None:
     job = job_at(source)
     if (source, target) in ALLOWED:

@@ -1,9 +1,12 @@
 """The database: migrations, transactions, pages."""
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -11,6 +14,7 @@ from alembic.script import ScriptDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, inspect, select
+from sqlalchemy.exc import IntegrityError
 
 from service.fine_tuning.lifecycle import VALIDATING_FILES
 from service.fine_tuning.repository import JobRepository, append_event
@@ -65,8 +69,6 @@ def test_the_constant_names_the_newest_migration() -> None:
 
 
 def test_migrations_can_be_taken_back_and_run_again(tmp_path: Any) -> None:
-    from alembic import command
-
     chosen = Settings(data_dir=tmp_path)
     upgrade(chosen)
     engine = create_engine(chosen)
@@ -82,9 +84,6 @@ def test_migrations_can_be_taken_back_and_run_again(tmp_path: Any) -> None:
 
 
 def test_upgrades_at_the_same_time_all_succeed(tmp_path: Any) -> None:
-    import subprocess
-    import sys
-
     code = "from service.settings import Settings; from service.store.database import upgrade; "
     code += "upgrade(Settings.load())"
     started = [
@@ -117,9 +116,14 @@ def test_sqlite_runs_with_write_ahead_log_timeout_and_foreign_keys(tmp_path: Any
 
 def test_an_error_rolls_the_whole_transaction_back(database: Any) -> None:
     organization = database.organization()
-    with pytest.raises(RuntimeError, match="stop"), transaction(database.factory) as session:
-        JobRepository(session, organization).add(new_job(organization))
-        raise RuntimeError("stop")
+
+    def write_and_fail() -> None:
+        with transaction(database.factory) as session:
+            JobRepository(session, organization).add(new_job(organization))
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        write_and_fail()
     with transaction(database.factory, read_only=True) as session:
         assert session.scalars(JobRepository(session, organization).readable()).all() == []
 
@@ -164,13 +168,14 @@ def test_writers_at_the_same_time_all_get_through(database: Any) -> None:
 
 
 def test_exceptions_of_the_database_show_no_values(database: Any) -> None:
-    from sqlalchemy.exc import IntegrityError
+    def write_twice() -> None:
+        with transaction(database.factory) as session:
+            for organization_id in ("org-x", "org-y"):
+                session.add(Organization(id=organization_id, name="secret-name", created_at=1))
+                session.flush()
 
-    with pytest.raises(IntegrityError) as caught, transaction(database.factory) as session:
-        session.add(Organization(id="org-x", name="secret-name", created_at=1))
-        session.flush()
-        session.add(Organization(id="org-y", name="secret-name", created_at=1))
-        session.flush()
+    with pytest.raises(IntegrityError) as caught:
+        write_twice()
     assert "secret-name" not in str(caught.value).partition("[SQL")[2]
 
 
@@ -214,12 +219,10 @@ def test_walking_the_pages_gives_every_item_once_in_order(
 )
 @given(st.text(max_size=30).filter(lambda text: "\0" not in text and text.isprintable()))
 def test_no_text_but_a_known_id_is_a_cursor(database: Any, many_jobs: Any, after: str) -> None:
-    with (
-        transaction(database.factory, read_only=True) as session,
-        pytest.raises(ApiError) as caught,
-    ):
+    with transaction(database.factory, read_only=True) as session:
         statement = JobRepository(session, many_jobs[0]).readable()
-        paginate(session, statement, Job, after=after, limit=5)
+        with pytest.raises(ApiError) as caught:
+            paginate(session, statement, Job, after=after, limit=5)
     assert caught.value.code == "invalid_cursor"
 
 

@@ -41,6 +41,25 @@ def test_a_new_job_becomes_one_message(workshop: Any) -> None:
     assert waiting_messages(workshop.settings) == [[job_id, 1]]
 
 
+def test_half_a_message_is_dropped_and_the_next_one_read(workshop: Any) -> None:
+    job_id = workshop.new_job()
+    celery = create_celery(workshop.settings)
+    folder = workshop.settings.broker_dir / "messages"
+    for index, content in enumerate(["", '{"body": ']):
+        (folder / f"{index}_x.{QUEUE_NAME}.msg").write_text(content)
+    Dispatcher(workshop.factory, celery).run()
+    assert waiting_messages(workshop.settings) == [[job_id, 1]]
+
+
+def test_a_message_folder_that_is_gone_keeps_the_row(workshop: Any) -> None:
+    workshop.new_job()
+    celery = create_celery(workshop.settings)
+    (workshop.settings.broker_dir / "messages").rmdir()
+    with pytest.raises(OSError, match="No such file"):
+        Dispatcher(workshop.factory, celery).run()
+    assert unsent(workshop) == 1
+
+
 def test_a_message_through_redis_reaches_the_queue(workshop: Any, redis_url: str) -> None:
     job_id = workshop.new_job()
     settings = workshop.settings.model_copy(update={"broker_url": redis_url})
