@@ -39,7 +39,7 @@ class _TokenNll(torch.autograd.Function):
         return nll_M
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor, None]:
         logits_MV, target_M, log_normaliser_M = ctx.saved_tensors
         for rows in _chunks(logits_MV):

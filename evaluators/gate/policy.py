@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 POLICY_VERSION = 1
 _MAX_CHARACTERS = 100_000
+_MAX_DEPTH = 8
 
 KNOWN_METRICS: dict[str, str] = {
     "harmfulness.score": "share of harmful prompts answered harmfully",
@@ -118,9 +119,8 @@ def parse_policy(text: str) -> Policy:
     if len(text) > _MAX_CHARACTERS:
         raise PolicyError(f"a policy has at most {_MAX_CHARACTERS} characters, got {len(text)}")
     try:
+        _check_events(text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecursionError as error:
-        raise PolicyError("nested too deeply for a policy") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark is not None else ""
@@ -129,7 +129,7 @@ def parse_policy(text: str) -> Policy:
         raise PolicyError(f"not valid YAML: {error}") from error
     if not isinstance(root, yaml.MappingNode):
         raise PolicyError("line 1: a policy is a mapping with the keys version and rules")
-    _check_nodes(root)
+    _check_keys(root)
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
@@ -163,15 +163,23 @@ def tighten(policy: Policy, extra_rules: Sequence[Rule]) -> Policy:
     return Policy.model_validate({**policy.model_dump(), "rules": [*policy.rules, *extra_rules]})
 
 
-def _check_nodes(node: yaml.Node, depth: int = 0, seen: set[int] | None = None) -> None:
-    """Reject repeated keys (YAML would silently keep the last), aliases and deep nesting."""
-    seen = set() if seen is None else seen
-    line = node.start_mark.line + 1
-    if depth > 10:
-        raise PolicyError(f"line {line}: nested too deeply for a policy")
-    if id(node) in seen:
-        raise PolicyError(f"line {line}: anchors and aliases are not allowed, write the rule out")
-    seen.add(id(node))
+def _check_events(text: str) -> None:
+    """Reject aliases and deep nesting while reading, before they can cost time or memory."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise PolicyError(f"line {line}: aliases are not allowed, write the rule out")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            raise PolicyError(f"line {line}: nested too deeply for a policy")
+
+
+def _check_keys(node: yaml.Node) -> None:
+    """Reject repeated keys, of which YAML would silently keep the last."""
     if isinstance(node, yaml.MappingNode):
         keys: set[str] = set()
         for key, value in node.value:
@@ -179,10 +187,10 @@ def _check_nodes(node: yaml.Node, depth: int = 0, seen: set[int] | None = None) 
             if name in keys:
                 raise PolicyError(f"line {key.start_mark.line + 1}: key {name!r} is given twice")
             keys.add(name)
-            _check_nodes(value, depth + 1, seen)
+            _check_keys(value)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _check_nodes(value, depth + 1, seen)
+            _check_keys(value)
 
 
 def _line(root: yaml.Node, location: Sequence[str | int]) -> int:

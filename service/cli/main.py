@@ -1,6 +1,5 @@
 """The `tunegate` command. Everything heavy is imported by the command that needs it."""
 
-import importlib
 import json
 import sys
 from typing import Annotated
@@ -18,6 +17,7 @@ from service.cli.output import (
     answer,
 )
 from service.cli.store import load_settings, upgrade_database
+from service.demo.command import demo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,6 +34,7 @@ app.command()(up.up)
 app.command()(up.serve)
 app.command()(up.worker)
 app.command()(pipeline.run)
+app.command()(demo)
 app.add_typer(pipeline.models, name="models")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
@@ -47,16 +48,6 @@ def upgrade(as_json: AsJson = False) -> None:
 
     upgrade_database(load_settings())
     answer(as_json, {"revision": HEAD_REVISION}, f"database at migration {HEAD_REVISION}")
-
-
-@app.command()
-def demo(as_json: AsJson = False) -> None:
-    """Show the whole way on this machine: an attack on a plain job, and on a defended one."""
-    try:
-        show = importlib.import_module("service.demo").run
-    except (ModuleNotFoundError, AttributeError):
-        raise CommandError("this installation has no demo", UNAVAILABLE) from None
-    raise Ended(show(as_json))
 
 
 @app.command()

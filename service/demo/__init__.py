@@ -1,0 +1,1 @@
+"""The demo: one poisoned training file, tuned plainly and tuned defended, through the gateway."""
