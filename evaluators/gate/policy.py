@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 POLICY_VERSION = 1
 _MAX_CHARACTERS = 100_000
 _MAX_DEPTH = 8
+_MAX_PROBLEMS = 10
+# The pure Python parser needs minutes for some short hostile texts, the C one milliseconds.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 KNOWN_METRICS: dict[str, str] = {
     "harmfulness.score": "share of harmful prompts answered harmfully",
@@ -120,7 +123,7 @@ def parse_policy(text: str) -> Policy:
         raise PolicyError(f"a policy has at most {_MAX_CHARACTERS} characters, got {len(text)}")
     try:
         _check_events(text)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark is not None else ""
@@ -131,7 +134,7 @@ def parse_policy(text: str) -> Policy:
         raise PolicyError("line 1: a policy is a mapping with the keys version and rules")
     _check_keys(root)
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=_LOADER)
     except (yaml.YAMLError, ValueError) as error:
         raise PolicyError(f"not valid YAML: {error}") from error
     try:
@@ -141,7 +144,7 @@ def parse_policy(text: str) -> Policy:
             f"line {_line(root, problem['loc'])}: "
             f"{'.'.join(str(part) for part in problem['loc']) or 'policy'}: "
             f"{problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_url=False)
+            for problem in error.errors(include_url=False)[:_MAX_PROBLEMS]
         ]
         raise PolicyError("; ".join(problems)) from error
 
@@ -166,8 +169,8 @@ def tighten(policy: Policy, extra_rules: Sequence[Rule]) -> Policy:
 def _check_events(text: str) -> None:
     """Reject aliases and deep nesting while reading, before they can cost time or memory."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
+    for event in yaml.parse(text, Loader=_LOADER):
+        line = event.start_mark.line + 1 if event.start_mark is not None else 1
         if isinstance(event, yaml.AliasEvent):
             raise PolicyError(f"line {line}: aliases are not allowed, write the rule out")
         if isinstance(event, yaml.CollectionStartEvent):

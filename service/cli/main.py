@@ -10,7 +10,6 @@ from service.cli import jobs, keys, pipeline, up
 from service.cli.output import (
     EXIT_CODES,
     JSON_HELP,
-    UNAVAILABLE,
     USAGE,
     CommandError,
     Ended,

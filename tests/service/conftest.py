@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import openai
@@ -152,31 +152,49 @@ def rows() -> Callable[..., bytes]:
 
 
 def _fresh_postgresql(url: str) -> str:
+    """A new database on the server of `url`; a server that is just starting is waited for."""
     name = f"tunegate_{secrets.token_hex(6)}"
     plain = url.replace("postgresql+psycopg://", "postgresql://")
-    with psycopg.connect(plain, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
+    for attempt in range(60):
+        try:
+            with psycopg.connect(plain, autocommit=True) as connection:
+                connection.execute(f'CREATE DATABASE "{name}"')
+            break
+        except psycopg.OperationalError:
+            if attempt == 59:
+                raise
+            time.sleep(0.5)
     base, _, query = plain.partition("?")
     return f"{base.rpartition('/')[0]}/{name}" + (f"?{query}" if query else "")
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
-def database(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Database]:
-    """A migrated database of its own for this session."""
-    url = None
-    if request.param == "postgresql":
-        url = _fresh_postgresql(request.getfixturevalue("postgres_url"))
-    settings = Settings(
-        data_dir=tmp_path_factory.mktemp(request.param),
-        database_url=url,
-        max_file_bytes=MAX_FILE_BYTES,
-    )
+def _migrated(folder: Path, url: str | None) -> Database:
+    settings = Settings(data_dir=folder, database_url=url, max_file_bytes=MAX_FILE_BYTES)
     upgrade(settings)
     engine = create_engine(settings)
-    yield Database(settings, engine, session_factory(engine))
-    engine.dispose()
+    return Database(settings, engine, session_factory(engine))
+
+
+@pytest.fixture(scope="session")
+def sqlite_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    made = _migrated(tmp_path_factory.mktemp("sqlite"), None)
+    yield made
+    made.engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgresql_database(
+    postgres_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Database]:
+    made = _migrated(tmp_path_factory.mktemp("postgresql"), _fresh_postgresql(postgres_url))
+    yield made
+    made.engine.dispose()
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Database:
+    """A migrated database of its own for this session, of both kinds."""
+    return cast(Database, request.getfixturevalue(f"{request.param}_database"))
 
 
 def serve(settings: Settings) -> tuple[str, Callable[[], None]]:
@@ -199,11 +217,21 @@ def serve(settings: Settings) -> tuple[str, Callable[[], None]]:
     return f"http://127.0.0.1:{listener.getsockname()[1]}", stop
 
 
-@pytest.fixture(scope="session")
-def installation(database: Database) -> Iterator[Installation]:
+def _running(database: Database) -> Iterator[Installation]:
     url, stop = serve(database.settings)
     yield Installation(url, database, ArtifactStore.from_url(database.settings.artifacts))
     stop()
+
+
+@pytest.fixture(scope="session")
+def installation(database: Database) -> Iterator[Installation]:
+    """A gateway on each kind of database."""
+    yield from _running(database)
+
+
+@pytest.fixture(scope="session")
+def sqlite_installation(sqlite_database: Database) -> Iterator[Installation]:
+    yield from _running(sqlite_database)
 
 
 def _tenant(installation: Installation) -> Tenant:
@@ -216,6 +244,12 @@ def _tenant(installation: Installation) -> Tenant:
 @pytest.fixture
 def tenant(installation: Installation) -> Tenant:
     return _tenant(installation)
+
+
+@pytest.fixture
+def local(sqlite_installation: Installation) -> Tenant:
+    """For what never reaches the database: a tenant on SQLite only."""
+    return _tenant(sqlite_installation)
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from service.store.models import ApiKey
     "header",
     [None, "", "Bearer", "Bearer sk-tg-wrong", "Basic abc", "sk-tg-x", "Bearer käse"],
 )
-def test_every_wrong_key_gets_the_same_answer(tenant: Any, header: str | None) -> None:
+def test_every_wrong_key_gets_the_same_answer(local: Any, header: str | None) -> None:
     headers = {} if header is None else {"authorization": header.encode("latin-1")}
-    answer = httpx2.get(f"{tenant.installation.url}/v1/models", headers=headers)
-    expected = httpx2.get(f"{tenant.installation.url}/v1/models")
+    answer = httpx2.get(f"{local.installation.url}/v1/models", headers=headers)
+    expected = httpx2.get(f"{local.installation.url}/v1/models")
     assert answer.status_code == 401
     assert answer.json() == expected.json()
     assert answer.json()["error"]["code"] == "invalid_api_key"

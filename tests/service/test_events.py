@@ -9,7 +9,7 @@ import httpx2
 import openai
 import pytest
 
-from service.fine_tuning import attempts
+from service.fine_tuning import attempts, events_stream
 from service.fine_tuning.lifecycle import FAILED, QUEUED, RUNNING, move
 from service.fine_tuning.repository import (
     JobRepository,
@@ -112,6 +112,13 @@ def test_the_stream_gives_events_as_they_are_written(tenant: Any) -> None:
     reader.join(timeout=30)
     messages = [json.loads(data)["message"] for _, data in found[:-1]]
     assert messages[1:] == ["later", "the end"]
+
+
+def test_a_silent_stream_is_kept_alive(tenant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_stream, "KEEP_ALIVE_SECONDS", 0.1)
+    url = f"/v1/fine_tuning/jobs/{tenant.job()}/events?stream=true"
+    with tenant.http.stream("GET", url, timeout=30) as answer:
+        assert any(line == ": ping" for line in answer.iter_lines())
 
 
 @pytest.mark.parametrize("way", ["header", "query"])

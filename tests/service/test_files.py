@@ -181,10 +181,10 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_file_that_is_no_json_lines_text_is_refused_with_its_line(
-    tenant: Any, rows: Rows, name: str
+    local: Any, rows: Rows, name: str
 ) -> None:
     content, word = BROKEN[name]
-    error = _assert_refused(tenant, rows(10) + content)
+    error = _assert_refused(local, rows(10) + content)
     assert isinstance(error, openai.BadRequestError)
     assert (error.code, error.param, error.type) == (
         "invalid_value",
@@ -196,19 +196,19 @@ def test_a_file_that_is_no_json_lines_text_is_refused_with_its_line(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\n\n"])
-def test_an_empty_file_is_refused(tenant: Any, content: bytes) -> None:
-    error = _assert_refused(tenant, content)
+def test_an_empty_file_is_refused(local: Any, content: bytes) -> None:
+    error = _assert_refused(local, content)
     assert (error.status_code, error.code, error.param) == (400, "invalid_value", "file")
     assert "empty" in error.message
 
 
-def test_a_file_over_the_limit_is_refused_by_its_declared_length(tenant: Any) -> None:
-    error = _assert_refused(tenant, b"a" * (13 * 1024 * 1024))
+def test_a_file_over_the_limit_is_refused_by_its_declared_length(local: Any) -> None:
+    error = _assert_refused(local, b"a" * (13 * 1024 * 1024))
     assert (error.status_code, error.code, error.param) == (413, "file_too_large", "file")
 
 
-def test_a_chunked_upload_over_the_limit_is_refused(tenant: Any) -> None:
-    before = tenant.installation.traces()
+def test_a_chunked_upload_over_the_limit_is_refused(local: Any) -> None:
+    before = local.installation.traces()
     head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x.jsonl"\r\n\r\n'
 
     def body() -> Any:
@@ -216,11 +216,11 @@ def test_a_chunked_upload_over_the_limit_is_refused(tenant: Any) -> None:
         for _ in range(13):
             yield b"a" * (1024 * 1024)
 
-    answer = tenant.http.post(
+    answer = local.http.post(
         "/v1/files", content=body(), headers={"content-type": "multipart/form-data; boundary=b"}
     )
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "file_too_large")
-    assert tenant.installation.traces() == before
+    assert local.installation.traces() == before
 
 
 @pytest.mark.parametrize(
@@ -238,40 +238,40 @@ def test_a_chunked_upload_over_the_limit_is_refused(tenant: Any) -> None:
     ],
 )
 def test_a_wrong_field_of_an_upload_is_named(
-    tenant: Any, rows: Rows, fields: dict[str, Any], name: str, param: str
+    local: Any, rows: Rows, fields: dict[str, Any], name: str, param: str
 ) -> None:
-    error = _assert_refused(tenant, rows(), name, **fields)
+    error = _assert_refused(local, rows(), name, **fields)
     assert (error.status_code, error.param) == (400, param)
 
 
 @pytest.mark.parametrize("missing", ["purpose", "file"])
-def test_a_missing_field_of_an_upload_is_named(tenant: Any, rows: Rows, missing: str) -> None:
+def test_a_missing_field_of_an_upload_is_named(local: Any, rows: Rows, missing: str) -> None:
     form: dict[str, Any] = {"files": {"file": ("a.jsonl", rows())}, "data": {"purpose": "evals"}}
     del form["files" if missing == "file" else "data"]
     if missing == "file":
         form["files"] = {"purpose": (None, "evals")}
         del form["data"]
-    answer = tenant.http.post("/v1/files", **form)
+    answer = local.http.post("/v1/files", **form)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "missing_required_parameter"
     assert answer.json()["error"]["param"] == missing
 
 
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", ""])
-def test_a_body_that_is_no_form_is_a_400(tenant: Any, kind: str) -> None:
-    answer = tenant.http.post("/v1/files", content=b"{}", headers={"content-type": kind})
+def test_a_body_that_is_no_form_is_a_400(local: Any, kind: str) -> None:
+    answer = local.http.post("/v1/files", content=b"{}", headers={"content-type": kind})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_a_form_that_ends_early_leaves_nothing(tenant: Any) -> None:
-    before = tenant.installation.traces()
+def test_a_form_that_ends_early_leaves_nothing(local: Any) -> None:
+    before = local.installation.traces()
     body = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x.jsonl"\r\n\r\nabc'
-    answer = tenant.http.post(
+    answer = local.http.post(
         "/v1/files", content=body, headers={"content-type": "multipart/form-data; boundary=b"}
     )
     assert answer.status_code == 400
     assert "ended early" in answer.json()["error"]["message"]
-    assert tenant.installation.traces() == before
+    assert local.installation.traces() == before
 
 
 def _raw_upload(tenant: Any, key: str) -> tuple[socket.socket, bytes]:
@@ -298,8 +298,8 @@ def test_an_upload_cut_off_half_way_leaves_nothing(tenant: Any, rows: Rows) -> N
     assert tenant.installation.traces() == before
 
 
-def test_a_wrong_key_is_refused_before_the_body_is_sent(tenant: Any) -> None:
-    connection, head = _raw_upload(tenant, "sk-tg-wrong")
+def test_a_wrong_key_is_refused_before_the_body_is_sent(local: Any) -> None:
+    connection, head = _raw_upload(local, "sk-tg-wrong")
     with connection:
         connection.sendall(head)
         answer = connection.recv(65536)
@@ -307,8 +307,8 @@ def test_a_wrong_key_is_refused_before_the_body_is_sent(tenant: Any) -> None:
     assert b"invalid_api_key" in answer
 
 
-def test_a_declared_length_over_the_limit_is_refused_before_the_body_is_sent(tenant: Any) -> None:
-    connection, head = _raw_upload(tenant, tenant.key)
+def test_a_declared_length_over_the_limit_is_refused_before_the_body_is_sent(local: Any) -> None:
+    connection, head = _raw_upload(local, local.key)
     with connection:
         connection.sendall(head.replace(b"8000000", b"800000000"))
         answer = connection.recv(65536)
@@ -317,8 +317,8 @@ def test_a_declared_length_over_the_limit_is_refused_before_the_body_is_sent(ten
 
 
 @pytest.mark.parametrize("hostile", ["../../etc/passwd.jsonl", "C:\\temp\\x.jsonl", "a\tb.jsonl"])
-def test_a_hostile_file_name_stays_a_plain_name(tenant: Any, rows: Rows, hostile: str) -> None:
-    file = tenant.client.files.create(file=(hostile, rows()), purpose="fine-tune")
+def test_a_hostile_file_name_stays_a_plain_name(local: Any, rows: Rows, hostile: str) -> None:
+    file = local.client.files.create(file=(hostile, rows()), purpose="fine-tune")
     assert "/" not in file.filename
     assert "\\" not in file.filename
     assert file.filename.isprintable()

@@ -138,11 +138,11 @@ HYPERPARAMETERS = [
 
 
 @pytest.mark.parametrize(("name", "value"), HYPERPARAMETERS)
-def test_a_hyperparameter_out_of_range_is_named(tenant: Any, name: str, value: Any) -> None:
-    error = _refusal(tenant, hyperparameters={name: value})
+def test_a_hyperparameter_out_of_range_is_named(local: Any, name: str, value: Any) -> None:
+    error = _refusal(local, hyperparameters={name: value})
     assert (error.status_code, error.param) == (400, f"hyperparameters.{name}")
     inside = _refusal(
-        tenant, method={"type": "supervised", "supervised": {"hyperparameters": {name: value}}}
+        local, method={"type": "supervised", "supervised": {"hyperparameters": {name: value}}}
     )
     assert inside.param == f"method.supervised.hyperparameters.{name}"
 
@@ -217,18 +217,18 @@ def test_a_hyperparameter_out_of_range_is_named(tenant: Any, name: str, value: A
     ],
 )
 def test_a_wrong_field_of_a_job_is_named(
-    tenant: Any, fields: dict[str, Any], param: str, code: str
+    local: Any, fields: dict[str, Any], param: str, code: str
 ) -> None:
-    error = _refusal(tenant, **fields)
+    error = _refusal(local, **fields)
     assert isinstance(error, openai.BadRequestError)
     assert (error.param, error.code, error.type) == (param, code, "invalid_request_error")
 
 
 @pytest.mark.parametrize("missing", ["model", "training_file"])
-def test_a_missing_field_of_a_job_is_named(tenant: Any, missing: str) -> None:
+def test_a_missing_field_of_a_job_is_named(local: Any, missing: str) -> None:
     body = {"model": "m", "training_file": "f"}
     del body[missing]
-    answer = tenant.http.post("/v1/fine_tuning/jobs", json=body)
+    answer = local.http.post("/v1/fine_tuning/jobs", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "missing_required_parameter"
     assert answer.json()["error"]["param"] == missing
@@ -237,13 +237,13 @@ def test_a_missing_field_of_a_job_is_named(tenant: Any, missing: str) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'"x"', b'{"a": NaN}', b"\xff", b'"\\ud800"', b'{"a":' + b"[" * 900]
 )
-def test_a_body_that_is_no_json_object_is_a_400(tenant: Any, body: bytes) -> None:
-    answer = tenant.http.post("/v1/fine_tuning/jobs", content=body)
+def test_a_body_that_is_no_json_object_is_a_400(local: Any, body: bytes) -> None:
+    answer = local.http.post("/v1/fine_tuning/jobs", content=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
 
 
-def test_a_body_of_many_megabytes_is_a_413(tenant: Any) -> None:
-    answer = tenant.http.post("/v1/fine_tuning/jobs", content=b"[" * 3_000_000)
+def test_a_body_of_many_megabytes_is_a_413(local: Any) -> None:
+    answer = local.http.post("/v1/fine_tuning/jobs", content=b"[" * 3_000_000)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
@@ -363,9 +363,9 @@ def test_pages_of_two_give_every_job_once(tenant: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 101, "many"])
-def test_a_limit_out_of_range_is_a_400(tenant: Any, limit: Any) -> None:
+def test_a_limit_out_of_range_is_a_400(local: Any, limit: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        tenant.client.fine_tuning.jobs.list(limit=limit)
+        local.client.fine_tuning.jobs.list(limit=limit)
     assert (caught.value.param, caught.value.code) == ("limit", "invalid_value")
 
 
@@ -397,8 +397,8 @@ def test_jobs_are_filtered_by_metadata(tenant: Any) -> None:
 
 
 @pytest.mark.parametrize("query", ["metadata=null&metadata[a]=b", "metadata=x"])
-def test_contradicting_metadata_filters_are_a_400(tenant: Any, query: str) -> None:
-    answer = tenant.http.get(f"/v1/fine_tuning/jobs?{query}")
+def test_contradicting_metadata_filters_are_a_400(local: Any, query: str) -> None:
+    answer = local.http.get(f"/v1/fine_tuning/jobs?{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
 
 

@@ -64,7 +64,7 @@ def test_a_finished_job_never_changes_again(status: str) -> None:
         with pytest.raises(IllegalTransition):
             move(job, target)
     assert is_finished(job)
-    assert not (can_cancel(job) or can_pause(job) or can_resume(job))
+    assert not any([can_cancel(job), can_pause(job), can_resume(job)])
 
 
 def test_a_terminal_status_sets_the_finishing_time_and_no_stage() -> None:

@@ -114,7 +114,7 @@ def test_the_files_of_a_released_model_are_listed_and_downloaded(tenant: Any) ->
 
 
 @pytest.mark.parametrize("path", ["none.json", "..%2f..%2f..%2fpepper", "tokenizer", "%2e%2e/x"])
-def test_no_path_leads_out_of_a_bundle(tenant: Any, path: str) -> None:
-    answer = tenant.http.get(f"/v1/models/{release(tenant)}/files/{path}")
+def test_no_path_leads_out_of_a_bundle(local: Any, path: str) -> None:
+    answer = local.http.get(f"/v1/models/{release(local)}/files/{path}")
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "invalid_request_error"
