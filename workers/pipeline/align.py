@@ -1,7 +1,8 @@
 """The alignment stage: teach a base model to refuse, without teaching it to refuse everything.
 
-Plain supervised tuning of a LoRA adapter, as in the papers, on half refusals of harmful requests
-and half answers to harmless ones (ordinary instructions and safe requests that look dangerous).
+Plain supervised tuning of a LoRA adapter, as in the papers, on refusals of harmful requests and,
+twice as many, answers to harmless ones (ordinary instructions and safe requests that look
+dangerous): with as many of each, the shipped base refused a fifth of ordinary instructions.
 The rate rises over the first steps and then falls linearly to zero.
 """
 
@@ -30,9 +31,9 @@ class AlignmentRecipe(Frozen):
     """Settings of the alignment stage."""
 
     seed: int = Field(0, ge=0)
-    steps: int = Field(200, ge=1)
-    refusals: int = Field(4, ge=1, description="refusal rows a step")
-    harmless: int = Field(4, ge=0, description="harmless rows a step")
+    steps: int = Field(260, ge=1)
+    refusals: int = Field(3, ge=1, description="refusal rows a step")
+    harmless: int = Field(6, ge=0, description="harmless rows a step")
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(10, ge=0)
     clip: float = Field(1.0, gt=0)
