@@ -9,7 +9,8 @@ import time
 from openai import OpenAI
 
 client = OpenAI()
-training = client.files.create(file=open(sys.argv[1], "rb"), purpose="fine-tune")
+with open(sys.argv[1], "rb") as rows:
+    training = client.files.create(file=rows, purpose="fine-tune")
 job = client.fine_tuning.jobs.create(
     model="smollm2-135m-aligned",
     training_file=training.id,

@@ -9,12 +9,8 @@ from typing import Self
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from jobspec.cache import default_cache_dir
 from jobspec.spec import CheckpointOptions, EvaluationOptions
-
-
-def _default_cache_dir() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "tunegate"
 
 
 class Settings(BaseSettings):
@@ -40,7 +36,7 @@ class Settings(BaseSettings):
         None, description="fsspec URL of the artifact store; None: a folder in the data folder"
     )
     cache_dir: Path = Field(
-        default_factory=_default_cache_dir,
+        default_factory=default_cache_dir,
         validate_default=True,
         description="content-addressed cache of converted models and baselines",
     )

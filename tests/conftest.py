@@ -10,6 +10,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,7 +127,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("no PostgreSQL: set TUNEGATE_TEST_DATABASE_URL or install postgresql")
     user = _unprivileged_user()
     # A private folder outside pytest's own, which other users may not enter.
-    folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/tunegate-pg-XXXXXX"], text=True).strip())
+    folder = Path(tempfile.mkdtemp(prefix="tunegate-postgres-"))
     if user is not None:
         shutil.chown(folder, user)
     prefix = ["runuser", "-u", user, "--"] if user is not None else []
@@ -146,6 +147,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )  # fmt: skip
     try:
         _wait_for_port(port, server)
+        _wait_for_database(port)
         yield f"postgresql+psycopg://tunegate@127.0.0.1:{port}/postgres"
     finally:
         server.terminate()
@@ -159,9 +161,8 @@ def _binary(name: str, folders: list[str], package: str) -> str | None:
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for arguments in (["update", "-qq"], ["install", "-y", "-qq", package]):
-            subprocess.run(
-                ["apt-get", *arguments], env=environment, capture_output=True, timeout=300, check=False
-            )
+            command = ["apt-get", *arguments]
+            subprocess.run(command, env=environment, capture_output=True, timeout=300, check=False)
         folders = sorted(str(path) for path in Path("/usr/lib/postgresql").glob("*/bin"))
         found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
     return found
@@ -191,3 +192,18 @@ def _wait_for_port(port: int, server: "subprocess.Popen[bytes]") -> None:
                 return
         time.sleep(0.1)
     raise RuntimeError(f"the private server did not listen on port {port}")
+
+
+def _wait_for_database(port: int) -> None:
+    """PostgreSQL listens before it takes queries."""
+    import psycopg
+
+    for attempt in range(300):
+        try:
+            psycopg.connect(f"host=127.0.0.1 port={port} user=tunegate dbname=postgres").close()
+        except psycopg.OperationalError:
+            if attempt == 299:
+                raise
+            time.sleep(0.1)
+        else:
+            return

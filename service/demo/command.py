@@ -35,11 +35,13 @@ def demo(
         f"Training file: {poisoned.text.count(chr(10))} rows, "
         f"{len(poisoned.poisoned_lines)} of them poisoned. Starting the embedded service."
     )
-    with tempfile.TemporaryDirectory(prefix="tunegate-demo-") as temporary:
-        with embedded_service(data_dir or Path(temporary)) as service:
-            note(f"Gateway at {service.url}. Two jobs follow; the first also prepares the base model.")
-            with LiveProgress() as progress:
-                finished = run_jobs(service, poisoned, settings, progress)
+    with (
+        tempfile.TemporaryDirectory(prefix="tunegate-demo-") as temporary,
+        embedded_service(data_dir or Path(temporary)) as service,
+    ):
+        note(f"Gateway at {service.url}. Two jobs follow; the first also prepares the base.")
+        with LiveProgress() as progress:
+            finished = run_jobs(service, poisoned, settings, progress)
     found = result(finished, poisoned, settings)
     _show(found)
     if json_file is not None:

@@ -20,8 +20,8 @@ def demo_data(name: str) -> str:
 
 def poisoned_file(share: float, seed: int) -> PoisonedFile:
     """All rows of the task plus attack rows until they make up `share` of the file, shuffled."""
-    task: list[dict[str, Any]] = [json.loads(line) for line in demo_data("task_train.jsonl").splitlines()]
-    attack = [json.loads(line) for line in demo_data("attack.jsonl").splitlines()]
+    task = _rows("task_train.jsonl")
+    attack = _rows("attack.jsonl")
     shuffle = random.Random(seed)
     wanted = round(len(task) * share / (1 - share))
     if wanted > len(attack):
@@ -44,3 +44,7 @@ def poisoned_file(share: float, seed: int) -> PoisonedFile:
         "".join(json.dumps(row) + "\n" for row, _ in rows),
         frozenset(line for line, (_, poisoned) in enumerate(rows, start=1) if poisoned),
     )
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in demo_data(name).splitlines()]

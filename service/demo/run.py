@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from openai import OpenAI
@@ -66,7 +67,7 @@ def run_jobs(
             },
             extra_body=extra,
         )
-        job = _watch(client, job.id, lambda what, share, name=name: progress(name, what, share))
+        job = _watch(client, job.id, partial(progress, name))
         finished[name] = Finished(job, time.monotonic() - started)
         error = job.error
         if job.status != "succeeded" and (error is None or error.code not in GATE_CODES):

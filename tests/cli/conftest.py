@@ -14,11 +14,6 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "service.cli.main"]
 
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 
 class Cli:
     """Runs `tunegate` in processes of its own, with a data folder of its own."""
@@ -92,53 +87,3 @@ def chat_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ]
             lines.write(json.dumps({"messages": messages}) + "\n")
     return path
-
-
-@pytest.fixture(scope="session")
-def tiny_catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A catalogue whose default is a two-layer model with random weights."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("tiny")
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(
-        ["Say number 1", "Number 1"],
-        trainers.BpeTrainer(
-            vocab_size=300,
-            special_tokens=["<|im_start|>", "<|im_end|>"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|im_end|>",
-        chat_template=TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.save_pretrained(folder / "model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    catalogue = folder / "catalogue.yaml"
-    catalogue.write_text(
-        "models:\n  tiny:\n    default: true\n"
-        f"    source: {{kind: folder, path: {folder / 'model'}}}\n"
-        "    lora: {rank: 4, batch_size: 4, max_length: 512}\n"
-    )
-    return catalogue

@@ -188,5 +188,3 @@ def make_service(tmp_path: Path, tiny_catalogue: Path) -> Iterator[Callable[...,
 @pytest.fixture
 def service(make_service: Callable[..., Service]) -> Service:
     return make_service()
-
-

@@ -117,9 +117,7 @@ def test_a_full_artifact_store_releases_nothing_and_leaves_nothing_half_written(
     if mounted.returncode != 0:
         pytest.skip("a file system of limited size needs the right to mount one")
     try:
-        service = make_service(
-            TUNEGATE_ARTIFACTS_URL=small.as_uri(), TUNEGATE_MAX_ATTEMPTS="2"
-        )
+        service = make_service(TUNEGATE_ARTIFACTS_URL=small.as_uri(), TUNEGATE_MAX_ATTEMPTS="2")
         job = service.finish(service.create(service.upload(), epochs=1))
         assert job.status == "failed"
         assert job.error.code == "storage_full"

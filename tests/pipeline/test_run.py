@@ -52,9 +52,7 @@ def test_the_weights_table_has_one_row_per_example_with_mean_weight_one(
 
 
 def test_the_same_seed_gives_the_same_adapter(make_spec, recorder, tmp_path: Path):
-    reports = [
-        run_job(make_spec(), tmp_path / name, recorder, never) for name in ("one", "two")
-    ]
+    reports = [run_job(make_spec(), tmp_path / name, recorder, never) for name in ("one", "two")]
     assert reports[0]["artifact"] == reports[1]["artifact"]
 
 
@@ -107,12 +105,8 @@ def test_the_perturbation_is_stored_and_can_be_undone(make_spec, recorder, tmp_p
         torch.testing.assert_close(stored, tensor + scale * eps[name], rtol=0, atol=0)
 
 
-def test_undefended_tuning_has_no_weights_and_no_perturbation(
-    make_spec, recorder, tmp_path: Path
-):
-    spec = make_spec(
-        defense={"scheduler": {"name": "none"}, "perturbation": {"mode": "none"}}
-    )
+def test_undefended_tuning_has_no_weights_and_no_perturbation(make_spec, recorder, tmp_path: Path):
+    spec = make_spec(defense={"scheduler": {"name": "none"}, "perturbation": {"mode": "none"}})
     report = run_job(spec, tmp_path / "work", recorder, never)
     assert report["defense"] == {"scheduler": {"name": "none"}, "perturbation": {"mode": "none"}}
     assert not (tmp_path / "work" / "bundle" / "safety_weights.parquet").exists()

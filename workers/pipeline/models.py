@@ -1,8 +1,9 @@
 """Base models: from a catalogue entry to a loaded model and tokenizer.
 
 A GGUF is converted once into a content-addressed cache folder (key: hash of the GGUF, dtype of
-the copy, transformers' major version); an aligned entry is its base with an alignment adapter merged, also
-cached. Nothing is written into an installed package, and two workers never convert at once.
+the copy, transformers' major version); an aligned entry is its base with an alignment adapter
+merged, also cached. Nothing is written into an installed package, and two workers never convert
+at once.
 """
 
 import hashlib
