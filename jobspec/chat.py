@@ -14,6 +14,7 @@ from jobspec.lines import bounded_lines
 MIN_ROWS = 10
 MAX_FINDINGS = 100
 MAX_DEPTH = 20
+MAX_KEYS = 10
 DEFAULT_MAX_LINE_BYTES = 1 << 20
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ROW_KEYS = {"messages", "tools", "parallel_tool_calls", "functions"}
@@ -103,6 +104,13 @@ class _Findings:
 
 class _DuplicateKey(ValueError):
     pass
+
+
+def _shown(text: str, limit: int = 40) -> str:
+    """A key or role as a message may quote it: printable ASCII and short, never a tenant's text at
+    length."""
+    clean = "".join(char if char.isascii() and char.isprintable() else "?" for char in text[:limit])
+    return clean + ("..." if len(text) > limit else "")
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -212,7 +220,7 @@ def _row(
         value = json.loads(text, object_pairs_hook=_unique_object, parse_constant=_refuse_constant)
     except _DuplicateKey as error:
         findings.add(
-            "error", "duplicate_key", number, str(error), "The key stands twice. Keep one."
+            "error", "duplicate_key", number, _shown(str(error)), "The key stands twice. Keep one."
         )
         return None
     except RecursionError:
@@ -242,27 +250,35 @@ def _check_text(value: Any, line: int, path: str, depth: int, findings: _Finding
             "error", "nested_too_deep", line, path, f"Nested deeper than {MAX_DEPTH} levels."
         )
     elif isinstance(value, str):
-        if "\x00" in value:
-            findings.add(
-                "error", "nul_byte", line, path, "The text has a NUL character. Remove it."
-            )
-        elif not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-            findings.add(
-                "error", "broken_unicode", line, path,
-                "The text has half of a surrogate pair, which is not a character. Re-export it.",
-            )  # fmt: skip
+        _check_characters(value, line, path, findings)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check_text(item, line, f"{path}.{key}" if path else key, depth + 1, findings)
+            inside = f"{path}.{_shown(key)}" if path else _shown(key)
+            _check_characters(key, line, inside, findings)
+            _check_text(item, line, inside, depth + 1, findings)
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _check_text(item, line, f"{path}[{index}]", depth + 1, findings)
 
 
-def _messages(row: dict[str, Any], line: int, findings: _Findings) -> tuple[ChatMessage, ...]:
-    for key in sorted(set(row) - ROW_KEYS):
+def _check_characters(text: str, line: int, path: str, findings: _Findings) -> None:
+    if "\x00" in text:
+        findings.add("error", "nul_byte", line, path, "The text has a NUL character. Remove it.")
+    elif not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         findings.add(
-            "error", "unknown_key", line, key, "The key is not part of the chat format. Remove it."
+            "error", "broken_unicode", line, path,
+            "The text has half of a surrogate pair, which is not a character. Re-export it.",
+        )  # fmt: skip
+
+
+def _messages(row: dict[str, Any], line: int, findings: _Findings) -> tuple[ChatMessage, ...]:
+    for key in sorted(set(row) - ROW_KEYS)[:MAX_KEYS]:
+        findings.add(
+            "error",
+            "unknown_key",
+            line,
+            _shown(key),
+            "The key is not part of the chat format. Remove it.",
         )
     for key in sorted(set(row) & {"tools", "functions", "parallel_tool_calls"}):
         findings.add(
@@ -300,11 +316,14 @@ def _message(message: Any, line: int, path: str, findings: _Findings) -> ChatMes
     if not isinstance(message, dict):
         error("invalid_message", None, "A message must be a JSON object with role and content.")
         return None
-    for key in sorted(set(message) - MESSAGE_KEYS):
-        error("unknown_key", key, "The key is not part of a message. Remove it.")
+    for key in sorted(set(message) - MESSAGE_KEYS)[:MAX_KEYS]:
+        error("unknown_key", _shown(key), "The key is not part of a message. Remove it.")
     role = message.get("role")
     if role not in ROLES:
-        seen = "is missing" if role is None else f"{str(role)[:40]!r} is unknown"
+        if isinstance(role, str):
+            seen = f"'{_shown(role, 20)}' is unknown"
+        else:
+            seen = "is missing" if role is None else "must be a string"
         error("unknown_role", "role", f"The role {seen}. Use one of: {', '.join(ROLES)}.")
         return None
     weight = message.get("weight", 1)

@@ -8,23 +8,28 @@ import logging
 import random
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Protocol
 
 from celery import Celery
-from sqlalchemy import delete, update
+from sqlalchemy import delete, select, update
 
 from service.fine_tuning import attempts
+from service.fine_tuning.lifecycle import TERMINAL
+from service.fine_tuning.repository import CHECKPOINTS, checkpoints_of
+from service.kit.artifacts import ArtifactStore
 from service.kit.broker import QUEUE_NAME, TASK_NAME, create_celery
 from service.kit.clock import now
 from service.settings import Settings
 from service.store.database import SessionFactory, create_engine, session_factory, transaction
-from service.store.models import Outbox
+from service.store.models import Job, Outbox
 
 logger = logging.getLogger("tunegate.queue")
 
 TICK_SECONDS = 0.2
 PRUNE_SECONDS = 600.0
 KEPT_SECONDS = 86_400.0
+BATCH = 500
 LONGEST_PAUSE_SECONDS = 30.0
 
 WORKER_LOST = attempts.JobError(
@@ -94,15 +99,40 @@ class Reaper:
 
 
 class Pruner:
-    """Forget wake-ups that were sent long ago."""
+    """Forget wake-ups that were sent long ago, and remove stored checkpoints of finished jobs that
+    no worker was left to remove. Their rows stay as a record."""
 
-    def __init__(self, factory: SessionFactory) -> None:
+    def __init__(self, factory: SessionFactory, artifacts_url: str) -> None:
         self._factory = factory
+        self._artifacts_url = artifacts_url
 
     def run(self) -> int:
+        forgotten = self._forget_wake_ups()
+        return forgotten + self._remove_checkpoints()
+
+    def _remove_checkpoints(self) -> int:
+        artifacts = ArtifactStore.from_url(self._artifacts_url)
+        stored = {key.split("/")[1] for key in artifacts.list(CHECKPOINTS)}
+        finished: list[str] = []
+        with transaction(self._factory, read_only=True) as session:
+            for batch in _batches(sorted(stored)):
+                finished += session.scalars(
+                    select(Job.id).where(Job.id.in_(batch), Job.status.in_(TERMINAL))
+                )
+        for job_id in finished:
+            artifacts.delete(checkpoints_of(job_id))
+        return len(finished)
+
+    def _forget_wake_ups(self) -> int:
         with transaction(self._factory) as session:
             gone = session.execute(delete(Outbox).where(Outbox.sent_at < now() - KEPT_SECONDS))
             return int(getattr(gone, "rowcount", 0))
+
+
+def _batches(ids: list[str]) -> Iterator[list[str]]:
+    """A statement takes a limited number of values."""
+    for start_at in range(0, len(ids), BATCH):
+        yield ids[start_at : start_at + BATCH]
 
 
 def repeat(task: Task, every_seconds: float, stop: threading.Event) -> None:
@@ -140,7 +170,7 @@ def start(
             Reaper(factory, settings.max_attempts),
             min(5.0, max(TICK_SECONDS, settings.lease_seconds / 6)),
         ),
-        (Pruner(factory), PRUNE_SECONDS),
+        (Pruner(factory, settings.artifacts), PRUNE_SECONDS),
     ]
     threads = [
         threading.Thread(
@@ -160,7 +190,7 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    engine = create_engine(settings)
+    engine = create_engine(settings, small_pool=True)
     threads = start(settings, session_factory(engine), stop)
     logger.info("dispatcher ready")
     stop.wait()

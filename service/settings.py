@@ -47,7 +47,9 @@ class Settings(BaseSettings):
         None, validate_default=True, description="gate policy; None: the shipped one"
     )
     require_defense: bool = Field(
-        False, description="refuse jobs that switch the data scheduler off"
+        False,
+        description="refuse jobs that switch the data scheduler off or weaken it; the perturbation "
+        "is not demanded",
     )
     max_file_bytes: int = Field(512 * 1024**2, ge=1, description="largest upload, bytes")
     max_line_bytes: int = Field(1024**2, ge=1024, description="longest line of a file, bytes")

@@ -53,7 +53,7 @@ def _once() -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    factory = session_factory(create_engine(settings))
+    factory = session_factory(create_engine(settings, small_pool=True))
     sweep(settings, factory)
     artifacts = ArtifactStore.from_url(settings.artifacts)
     supervisor = Supervisor(settings, factory, artifacts, stopping=stopping)

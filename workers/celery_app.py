@@ -17,7 +17,7 @@ from service.store.database import create_engine, session_factory
 from workers import tasks
 from workers.slots import Slots
 from workers.supervisor import PIPELINE, Supervisor
-from workers.sweep import sweep
+from workers.sweep import sweep, sweep_folders
 
 settings = Settings.load()
 app = create_celery(settings, "tunegate-worker")
@@ -47,7 +47,7 @@ class SlotsStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._stopping = threading.Event()
 
     def start(self, parent: Any) -> None:
-        factory = session_factory(create_engine(settings))
+        factory = session_factory(create_engine(settings, small_pool=True))
         sweep(settings, factory)
         supervisor = Supervisor(
             settings,
@@ -56,7 +56,14 @@ class SlotsStep(bootsteps.StartStopStep):  # type: ignore[misc]
             command=command,
             stopping=self._stopping,
         )
-        self._slots = Slots(supervisor, factory, parent.concurrency, tasks.wake, self._stopping)
+        self._slots = Slots(
+            supervisor,
+            factory,
+            parent.concurrency,
+            tasks.wake,
+            self._stopping,
+            tidy=lambda: sweep_folders(settings, factory),
+        )
         self._slots.start()
 
     def close(self, parent: Any) -> None:

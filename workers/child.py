@@ -18,32 +18,33 @@ QUEUED_EVENTS = 10_000
 
 Message = dict[str, Any]
 
-_SECRET_WORDS = frozenset(
-    {"KEY", "KEYS", "SECRET", "SECRETS", "TOKEN", "PASSWORD", "PASS", "PASSWD", "PEPPER", "DSN"}
-    | {"CREDENTIAL", "CREDENTIALS"}
+# All that a training process needs of its surroundings. Everything else stays outside, since a name
+# does not tell whether its value is a secret.
+_ALLOWED = frozenset(
+    {"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"}
+    | {"REQUESTS_CA_BUNDLE", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
 )
-_SECRET_PREFIXES = ("TUNEGATE_", "AWS_", "OPENAI_", "CELERY_", "PG")
-# Gated base models of a hub need it; the training process is the one that downloads them.
-_ALLOWED = frozenset({"HF_TOKEN"})
-_URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+# HF_ lets HF_TOKEN in: gated base models need it, and this process is the one that downloads them.
+_ALLOWED_PREFIXES = (
+    *("LC_", "XDG_", "PYTHON", "SSL_CERT_", "MALLOC_"),
+    *("CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_"),
+    *("HF_", "TRANSFORMERS_", "TOKENIZERS_"),
+)
+_URL_WITH_CREDENTIALS = re.compile(r"(://|^[^/@\s:]*:)[^/@\s]+@")
 
 
 def child_environment(
     base: Mapping[str, str], parent_pid: int, threads: int | None
 ) -> dict[str, str]:
-    """The environment of a training process: `base` without anything that looks like a secret.
+    """The environment of a training process: what it needs of `base`, and no URL with credentials.
 
     The process learns its parent's pid, so that it can end itself when that parent is gone.
     """
     environment = {
         name: value
         for name, value in base.items()
-        if name in _ALLOWED
-        or not (
-            name.upper().startswith(_SECRET_PREFIXES)
-            or _SECRET_WORDS & set(name.upper().split("_"))
-            or _URL_WITH_PASSWORD.search(value)
-        )
+        if (name.upper() in _ALLOWED or name.startswith(_ALLOWED_PREFIXES))
+        and not _URL_WITH_CREDENTIALS.search(value)
     }
     environment["TUNEGATE_PARENT_PID"] = str(parent_pid)
     if threads is not None:

@@ -65,6 +65,7 @@ OUT_OF_MEMORY = JobError(
 STORAGE_FULL = JobError(
     "storage_full", "The artifact store is full; free space and create the job again."
 )
+_WHERE = "The operator can read its last lines with `tunegate jobs log`."
 _FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
@@ -102,8 +103,13 @@ def _reported(failure: Message) -> JobError:
         code if code in FAILURE_CODES else "internal_error",
         str(failure.get("message") or "The training process gave no reason."),
         param if param in ("training_file", "validation_file") else None,
-        tuple(details[:100]) if isinstance(details, list) else (),
+        tuple(_finding(item) for item in details[:100]) if isinstance(details, list) else (),
     )
+
+
+def _finding(item: Any) -> dict[str, Any]:
+    """One entry of the job's `error.errors`: an object, as when a file is refused at creation."""
+    return item if isinstance(item, dict) else {"message": str(item)}
 
 
 def _time_limit(seconds: float) -> JobError:
@@ -128,8 +134,7 @@ def _crash(ended: ChildExit) -> JobError:
         if number in _FAULTS:
             return JobError(
                 "internal_error",
-                f"The training process crashed ({name}, signal {number}). The attempt's log has "
-                "its last lines.",
+                f"The training process crashed ({name}, signal {number}). {_WHERE}",
             )
         return JobError(
             "worker_lost",
@@ -139,5 +144,5 @@ def _crash(ended: ChildExit) -> JobError:
         return JobError("internal_error", "The training process ended without giving a result.")
     return JobError(
         "internal_error",
-        f"The training process ended with exit code {code}. The attempt's log has its last lines.",
+        f"The training process ended with exit code {code}. {_WHERE}",
     )

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,11 +22,13 @@ from service.kit.clock import now
 from service.kit.ids import new_id
 from service.settings import Settings
 from service.store.database import SessionFactory, transaction
-from service.store.models import File, Job, Metric, Organization, ReleasedModel
+from service.store.models import Attempt, File, Job, Metric, Organization, ReleasedModel
 from workers.child import Message
 from workers.naming import model_name
 from workers.outcome import ChildExit
 from workers.pulse import DATABASE_AWAY
+
+logger = logging.getLogger("tunegate.worker")
 
 FIRST_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
 MORE_COLUMNS = (
@@ -118,17 +121,24 @@ class Publisher:
         self._factory = factory
         self._artifacts = artifacts
         self._lease = lease
+        self._file_id = new_id("file")
 
     def publish(self, ended: ChildExit) -> str:
-        """Returns how the attempt ended. Raises BundleDamaged, StorageFull, Fenced."""
+        """Returns how the attempt ended. Can be called again after a database error, also when
+        the commit went through and only its answer was lost. Raises BundleDamaged, StorageFull,
+        Fenced.
+        """
         assert ended.result is not None
         result = ended.result
+        finished = self._finished()
+        if finished is not None:
+            return finished
         folder = Path(str(result.get("bundle")))
         manifest = read_bundle(folder)
         verdict = str(result.get("verdict"))
         room = "released" if verdict == "passed" else "quarantine"
         key = f"{room}/{self._lease.job_id}/{self._lease.number}"
-        file_id = new_id("file")
+        file_id = self._file_id
         with transaction(self._factory, read_only=True) as session:
             owner = session.scalars(
                 select(Job.organization_id).where(Job.id == self._lease.job_id)
@@ -153,6 +163,18 @@ class Publisher:
         finally:
             self._forget_unless_named(key, file_id, csv_key)
 
+    def _finished(self) -> str | None:
+        """How this very attempt has already ended, if it has."""
+        with transaction(self._factory, read_only=True) as session:
+            return session.scalar(
+                select(Attempt.outcome).where(
+                    Attempt.job_id == self._lease.job_id,
+                    Attempt.number == self._lease.number,
+                    Attempt.worker == self._lease.worker,
+                    Attempt.state == "finished",
+                )
+            )
+
     def _forget_unless_named(self, key: str, file_id: str, csv_key: str) -> None:
         """Remove the bytes that no row names. A commit whose answer was lost may have succeeded,
         so the rows are asked; with the database away nothing is removed."""
@@ -162,10 +184,13 @@ class Publisher:
                 curve = session.scalar(select(File.id).where(File.id == file_id))
         except DATABASE_AWAY:
             return
-        if artifact != key:
-            self._artifacts.delete(key)
-        if curve is None:
-            self._artifacts.delete(csv_key)
+        unnamed = [key] if artifact != key else []
+        unnamed += [csv_key] if curve is None else []
+        for name in unnamed:
+            try:
+                self._artifacts.delete(name)
+            except Exception as error:
+                logger.warning("%s was not removed (%s)", name, type(error).__name__)
 
     def _check_stored(self, stored: Mapping[str, Stored], manifest: Manifest) -> None:
         for name, sha256 in manifest.files.items():

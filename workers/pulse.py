@@ -53,7 +53,8 @@ class Pulse:
             except Fenced:
                 self.fenced.set()
                 return
-            except DATABASE_AWAY as error:
+            except Exception as error:
+                # Whatever it was: without this thread a healthy attempt would lose its lease.
                 logger.warning(
                     "job %s: no heartbeat (%s)", self._lease.job_id, type(error).__name__
                 )

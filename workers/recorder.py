@@ -1,6 +1,8 @@
 """The child's events into the store, in batches, each proving first that the attempt is ours."""
 
 import logging
+import math
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,8 @@ EVENT_METRICS = (
     "full_valid_loss",
     "full_valid_mean_token_accuracy",
 )
+# The newest count is enough, and nobody looks more often.
+PROGRESS_SECONDS = 1.0
 _LEVELS = frozenset({"info", "warn", "error"})
 
 
@@ -67,6 +71,8 @@ class Recorder:
         self._pending: list[Message] = []
         self._copies: list[Future[StoredCheckpoint | Message]] = []
         self._stored: list[StoredCheckpoint] = []
+        self._progress: dict[str, Any] | None = None
+        self._progress_at = -math.inf
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
 
     def add(self, events: list[Message]) -> None:
@@ -74,7 +80,12 @@ class Recorder:
         for event in events:
             if event["event"] == "checkpoint":
                 self._copies.append(self._copier.submit(self._copy, event))
+            elif event["event"] == "progress":
+                self._progress = {name: event.get(name) for name in ("stage", "done", "total")}
             else:
+                if event["event"] == "stage":
+                    # What the last stage counted must not show under the next one.
+                    self._progress = None
                 self._pending.append(event)
 
     def flush(self) -> None:
@@ -90,7 +101,8 @@ class Recorder:
             else:
                 self._pending.append(outcome)
         self._copies = [copy for copy in self._copies if copy not in done]
-        if not self._pending and not self._stored:
+        progress = self._progress if self._progress_due() else None
+        if not self._pending and not self._stored and progress is None:
             return
         with transaction(self._factory) as session:
             job = own(session, self._lease, self._settings.lease_seconds)
@@ -101,10 +113,27 @@ class Recorder:
             upsert_metrics(session, job.id, (_measured(event) for event in metrics))
             for stored in self._stored:
                 self._record_checkpoint(session, job, stored)
+            if progress is not None:
+                job.progress = progress
             superseded = self._superseded(session) if self._stored else []
         self._pending, self._stored = [], []
+        if progress is not None:
+            self._progress, self._progress_at = None, time.monotonic()
         for location in superseded:
+            self._delete(location)
+
+    def _delete(self, location: str) -> None:
+        try:
             self._artifacts.delete(location)
+        except Exception as error:
+            logger.warning(
+                "job %s: an old checkpoint was not removed (%s)",
+                self._lease.job_id,
+                type(error).__name__,
+            )
+
+    def _progress_due(self) -> bool:
+        return time.monotonic() - self._progress_at >= PROGRESS_SECONDS
 
     def _superseded(self, session: Session) -> list[str]:
         """Stored states just older than those that are kept; their rows remain as a record."""
@@ -134,8 +163,9 @@ class Recorder:
             self._artifacts.put_folder(key, folder)
         except StorageFull:
             return _warning(f"Checkpoint at step {step} was not stored: the artifact store is full")
-        except (OSError, ValueError) as error:
-            # Most often the process has already replaced it by a newer one.
+        except Exception as error:
+            # Most often the process has already replaced it by a newer one. A remote store raises
+            # errors of its own kinds, and none of them is a reason to end a healthy attempt.
             logger.warning(
                 "job %s: checkpoint at step %d was not stored (%s)",
                 self._lease.job_id,

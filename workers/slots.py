@@ -6,7 +6,8 @@ few seconds anyway, and it decides.
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from service.fine_tuning.attempts import claimable
 from service.store.database import SessionFactory, transaction
@@ -15,10 +16,11 @@ from workers.supervisor import Supervisor
 logger = logging.getLogger("tunegate.worker")
 
 LOOK_SECONDS = 3.0
+TIDY_SECONDS = 600.0
 
 
 class Slots:
-    """Runs attempts in threads of their own, at most `count` at a time.
+    """Runs attempts in threads of their own, at most `count` at a time; calls `tidy` now and then.
 
     Each thread stays with its training process to the end: the process's parent-death signal is
     bound to the thread that started it.
@@ -32,6 +34,7 @@ class Slots:
         wake: threading.Event,
         stopping: threading.Event,
         look_seconds: float = LOOK_SECONDS,
+        tidy: Callable[[], None] | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._factory = factory
@@ -39,6 +42,8 @@ class Slots:
         self._wake = wake
         self._stopping = stopping
         self._look_seconds = look_seconds
+        self._tidy = tidy
+        self._tidied_at = time.monotonic()
         self._looker = threading.Thread(target=self._look_repeatedly, name="look", daemon=True)
         self._running: set[threading.Thread] = set()
 
@@ -60,9 +65,15 @@ class Slots:
             self._wake.clear()
             try:
                 self._fill()
+                self._tidy_now_and_then()
             except Exception as error:
                 logger.warning("looking for work failed (%s)", type(error).__name__)
             self._wake.wait(self._look_seconds)
+
+    def _tidy_now_and_then(self) -> None:
+        if self._tidy is not None and time.monotonic() - self._tidied_at >= TIDY_SECONDS:
+            self._tidied_at = time.monotonic()
+            self._tidy()
 
     def _fill(self) -> None:
         """Start waiting attempts while there are free slots."""

@@ -16,7 +16,7 @@ from typing import TypeVar
 from service.fine_tuning import attempts
 from service.fine_tuning.attempts import Fenced, Lease
 from service.fine_tuning.lifecycle import RUNNING, TERMINAL, VALIDATING_FILES, move
-from service.fine_tuning.repository import append_event
+from service.fine_tuning.repository import append_event, checkpoints_of
 from service.kit.artifacts import ArtifactStore
 from service.settings import Settings
 from service.store.database import SessionFactory, transaction
@@ -185,19 +185,27 @@ class Supervisor:
                     raise Fenced("stopped while the database was away") from error
 
     def _tidy(self, job_id: str) -> None:
-        """Remove the work folder once the job has finished."""
+        """Remove the work folder and the stored checkpoints once the job has finished."""
         try:
             with transaction(self._factory, read_only=True) as session:
                 job = attempts.find_job(session, job_id)
         except DATABASE_AWAY:
             return
-        if job is None or job.status in TERMINAL:
-            discard(self._settings, job_id)
+        if job is not None and job.status not in TERMINAL:
+            return
+        discard(self._settings, job_id)
+        try:
+            self._artifacts.delete(checkpoints_of(job_id))
+        except Exception as error:
+            # The dispatcher removes them later.
+            logger.warning(
+                "job %s: its checkpoints were not removed (%s)", job_id, type(error).__name__
+            )
 
 
 def _opening(job: Job, number: int) -> list[str]:
     """What the log says when an attempt begins."""
-    if number > 1:
+    if job.status != VALIDATING_FILES:
         return [f"Fine-tuning job continues (attempt {number})"]
     words = [f"Validating training file: {job.training_file_id}"]
     if job.validation_file_id is not None:

@@ -54,7 +54,14 @@ def sweep(settings: Settings, factory: SessionFactory) -> None:
     """At a worker's start: strays of this machine, and work folders of finished jobs."""
     with transaction(factory, read_only=True) as session:
         end_strays(session)
-        folders = [item.name for item in settings.work_dir.glob("*") if item.is_dir()]
+    sweep_folders(settings, factory)
+
+
+def sweep_folders(settings: Settings, factory: SessionFactory) -> None:
+    """Remove the work folders of finished jobs."""
+    # Listed before the transaction begins: what is listed then has its row in what it sees.
+    folders = [item.name for item in settings.work_dir.glob("*") if item.is_dir()]
+    with transaction(factory, read_only=True) as session:
         unfinished = set(
             session.scalars(select(Job.id).where(Job.id.in_(folders), Job.status.not_in(TERMINAL)))
         )

@@ -14,6 +14,7 @@ from jobspec.defense import DefenseOptions
 from jobspec.hyperparameters import Hyperparameters
 from jobspec.spec import JobSpec
 from service.fine_tuning.attempts import JobError, Lease
+from service.fine_tuning.repository import checkpoints_of
 from service.kit.artifacts import ArtifactMissing, ArtifactStore
 from service.settings import Settings
 from service.store.models import Checkpoint, File, Job
@@ -174,7 +175,7 @@ def checkpoint_key(lease: Lease, folder: Path) -> str:
     lease without noticing never writes into the folder of its successor."""
     if not _FOLDER_NAME.match(folder.name):
         raise ValueError("a checkpoint's folder name has letters, digits, dot, dash only")
-    return f"checkpoints/{lease.job_id}/{lease.number}/{folder.name}"
+    return f"{checkpoints_of(lease.job_id)}/{lease.number}/{folder.name}"
 
 
 def discard(settings: Settings, job_id: str) -> None:

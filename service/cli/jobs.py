@@ -1,4 +1,5 @@
-"""`tunegate jobs`: fine-tuning jobs of a running service, through its public API."""
+"""`tunegate jobs`: fine-tuning jobs of a running service, through its public API (`log`: directly
+in the database)."""
 
 import os
 import time
@@ -97,9 +98,11 @@ def watch(job_id: JobId, as_json: AsJson = False) -> None:
     """Follow a job's events until it has finished. Exit code 0 if it succeeded, else 1."""
     with connected() as client:
         seen: str | None = None
+        told: str | None = None
         while True:
             job = client.fine_tuning.jobs.retrieve(job_id)
             seen = _tell_new_events(client, job_id, seen)
+            told = _tell_progress(job.to_dict(mode="json"), told)
             if job.status in FINISHED:
                 break
             time.sleep(POLL_SECONDS)
@@ -121,6 +124,44 @@ def _tell_new_events(client: "OpenAI", job_id: str, seen: str | None) -> str | N
     for event in reversed(fresh):
         note(f"{time.strftime('%H:%M:%S', time.localtime(event.created_at))} {event.message}")
     return fresh[0].id if fresh else seen
+
+
+def _tell_progress(job: dict[str, Any], told: str | None) -> str | None:
+    """Print what the job is counting when that differs from `told`; returns it."""
+    progress = (job.get("tunegate") or {}).get("progress")
+    if not progress:
+        return None
+    words = f"{progress['stage']} {progress['done']}/{progress['total']}"
+    if words != told:
+        note(f"{time.strftime('%H:%M:%S')} {words}")
+    return words
+
+
+@app.command()
+def log(job_id: JobId, as_json: AsJson = False) -> None:
+    """The last lines that a job's training processes wrote. For operators: read directly from the
+    database, since these lines may quote a tenant's data."""
+    from service.cli.store import load_settings, open_session
+    from service.fine_tuning.attempts import find_job, of_job
+
+    with open_session(load_settings()) as session:
+        if find_job(session, job_id) is None:
+            raise CommandError(f"no job {job_id}", USAGE)
+        attempts = [
+            {
+                "attempt": row.number,
+                "state": row.state,
+                "outcome": row.outcome,
+                "exit_code": row.exit_code,
+                "log": row.log_tail,
+            }
+            for row in of_job(session, job_id)
+        ]
+    text = "\n".join(
+        f"attempt {row['attempt']}: {row['outcome'] or row['state']}\n{row['log'] or ''}".rstrip()
+        for row in attempts
+    )
+    answer(as_json, attempts, text)
 
 
 @app.command()

@@ -52,10 +52,9 @@ def up(
         signal.signal(number, lambda *_: stop.set())
     settings = _settings(data_dir, host, port)
     with _only_one(settings):
-        upgrade_database(settings)
-        key = _first_key(settings)
         address = free_port(settings.host) if settings.port == 0 else settings.port
         _check_free(settings.host, address)
+        upgrade_database(settings)
         url = f"http://{_reachable(settings.host)}:{address}"
         programs = _programs(settings, address, slots, verbose)
         try:
@@ -63,7 +62,8 @@ def up(
                 program.start()
             if not _wait_ready(url, programs, stop):
                 return
-            _announce(as_json, url, key)
+            # Made last: a key whose start then fails would never be shown.
+            _announce(as_json, url, _first_key(settings))
             while not stop.wait(0.5):
                 for program in programs:
                     program.keep()
@@ -84,22 +84,29 @@ def serve(
     settings = _settings(None, host, port)
     address = free_port(settings.host) if settings.port == 0 else settings.port
     _check_free(settings.host, address)
-    url = f"http://{_reachable(settings.host)}:{address}"
-    answer(as_json, {"url": url}, f"gateway: {url}")
 
     import uvicorn
 
+    from evaluators.gate import PolicyError
+    from jobspec.catalogue import CatalogueError
     from service.app import create_app
 
+    try:
+        gateway = create_app(settings)
+    except (CatalogueError, PolicyError, OSError) as error:
+        words = " ".join(str(error).split())
+        raise CommandError(f"the gateway cannot start: {words}", USAGE) from None
+    url = f"http://{_reachable(settings.host)}:{address}"
+    answer(as_json, {"url": url}, f"gateway: {url}")
     stop = threading.Event()
     if with_dispatcher:
         from service.queue import start
         from service.store.database import create_engine, session_factory
 
-        start(settings, session_factory(create_engine(settings)), stop)
+        start(settings, session_factory(create_engine(settings, small_pool=True)), stop)
     try:
         uvicorn.run(
-            create_app(settings),
+            gateway,
             host=settings.host,
             port=address,
             log_level=settings.log_level.lower(),

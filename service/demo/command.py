@@ -7,14 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.output import note
+from service.cli.output import USAGE, CommandError, note
 
 
 def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="also write the result to this file")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the poisoning and of both jobs")] = 7,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="seed of the poisoning and of both jobs")
+    ] = 7,
     share: Annotated[float, typer.Option(min=0.0, max=0.3, help="share of poisoned rows")] = 0.2,
     epochs: Annotated[int, typer.Option(min=1, max=50)] = 1,
     data_dir: Annotated[
@@ -29,6 +31,8 @@ def demo(
     from service.demo.poison import poisoned_file
     from service.demo.run import DemoSettings, result, run_jobs
 
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise CommandError(f"{json_file}: there is no folder {json_file.absolute().parent}", USAGE)
     settings = DemoSettings(seed=seed, share=share, epochs=epochs)
     poisoned = poisoned_file(share, seed)
     note(
@@ -111,8 +115,8 @@ def _show(found: dict[str, Any]) -> None:
             _percent(row["over_refusal"]["value"]),
             _percent(row["utility"]["value"]),
             "-" if row["diversity"]["value"] is None else f"{row['diversity']['value']:.2f}",
-            row["verdict"] or "-",
-            "-" if row["seconds"] is None else f"{row['seconds']:.0f}",
+            row["verdict"],
+            f"{row['seconds']:.0f}",
         )
     console.print(table)
     console.print(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from service.cli.output import UNAVAILABLE, CommandError
 from service.cli.processes import dies_with_parent
 
 STOP_SECONDS = 60
+KEPT_SETTINGS = ("TUNEGATE_CACHE_DIR", "TUNEGATE_WORKER_THREADS")
 
 
 class Running(NamedTuple):
@@ -24,32 +26,48 @@ class Running(NamedTuple):
 
 @contextmanager
 def embedded_service(data_dir: Path) -> Iterator[Running]:
-    """Run `tunegate up` on a free port with a new data folder; stopped when the block ends."""
-    command = [sys.executable, "-m", "service.cli.main", "up", "--json", "--port", "0"]
-    service = subprocess.Popen(
-        [*command, "--data-dir", str(data_dir)],
-        env=os.environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        preexec_fn=dies_with_parent(),
-    )
-    try:
-        assert service.stdout is not None
-        line = service.stdout.readline()
-        if not line:
-            raise CommandError(
-                f"the embedded service did not start; its logs are in {data_dir / 'logs'}",
-                UNAVAILABLE,
-            )
-        ready = json.loads(line)
-        yield Running(ready["url"], ready["key"])
-    finally:
-        service.terminate()
+    """Run `tunegate up` on a free port in `data_dir`; stopped when the block ends.
+
+    The operator's own settings (database, policy, catalogue) are left out, so that the demo
+    touches nothing of theirs and measures what it says. Raises CommandError with the service's
+    last words if it does not start.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TUNEGATE_") or name in KEPT_SETTINGS
+    } | {"TUNEGATE_DATA_DIR": str(data_dir)}
+    command = [sys.executable, "-m", "service.cli.main"]
+    with tempfile.TemporaryFile("w+") as words:
+        service = subprocess.Popen(
+            [*command, "up", "--json", "--port", "0"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            start_new_session=True,
+            preexec_fn=dies_with_parent(),
+        )
         try:
-            service.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            service.kill()
-            service.wait()
+            assert service.stdout is not None
+            line = service.stdout.readline()
+            if not line:
+                words.seek(0)
+                reason = words.read()[-1000:].strip() or "no reason given"
+                raise CommandError(f"the embedded service did not start: {reason}", UNAVAILABLE)
+            key = subprocess.run(
+                [*command, "keys", "create", "--organization", "demo", "--json"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            yield Running(json.loads(line)["url"], json.loads(key.stdout)["key"])
+        finally:
+            service.terminate()
+            try:
+                service.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                service.kill()
+                service.wait()

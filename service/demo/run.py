@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 from service.cli.output import UNAVAILABLE, CommandError
 from service.demo.embedded import Running
@@ -41,7 +41,16 @@ def run_jobs(
 
     Raises CommandError if a job ends for another reason than the gate.
     """
-    client = OpenAI(base_url=f"{service.url}/v1", api_key=service.key)
+    try:
+        with OpenAI(base_url=f"{service.url}/v1", api_key=service.key) as client:
+            return _run_jobs(client, poisoned, settings, progress)
+    except OpenAIError as error:
+        raise CommandError(f"the gateway answered: {error}", UNAVAILABLE) from error
+
+
+def _run_jobs(
+    client: OpenAI, poisoned: PoisonedFile, settings: DemoSettings, progress: Progress
+) -> dict[str, Finished]:
     validation = client.files.create(
         file=("validation.jsonl", demo_data("task_validation.jsonl").encode()), purpose="fine-tune"
     )
@@ -101,7 +110,12 @@ def result(
     """The table of the demo as plain values."""
     defended = finished["defended"].job.report
     rows = [
-        _row("base", defended["base_metrics"], None, None),
+        _row(
+            "base",
+            defended["base_metrics"],
+            defended["base_gate"]["verdict"],
+            max(one.job.report["timings"]["evaluating_base"] for one in finished.values()),
+        ),
         *(
             _row(name, one.job.report["metrics"], one.job.report["gate"]["verdict"], one.seconds)
             for name, one in finished.items()
@@ -123,9 +137,7 @@ def result(
     }
 
 
-def _row(
-    name: str, metrics: Mapping[str, Any], verdict: str | None, seconds: float | None
-) -> dict[str, Any]:
+def _row(name: str, metrics: Mapping[str, Any], verdict: str, seconds: float) -> dict[str, Any]:
     def pick(metric: str) -> dict[str, Any]:
         found = metrics[metric]
         return {key: found[key] for key in ("value", "n", "low", "high")}
@@ -138,5 +150,5 @@ def _row(
         "utility": pick("utility.score"),
         "diversity": pick("diversity.intra_similarity"),
         "verdict": verdict,
-        "seconds": None if seconds is None else round(seconds, 1),
+        "seconds": round(seconds, 1),
     }

@@ -82,6 +82,13 @@ def find_job(session: Session, job_id: str) -> Job | None:
     return session.scalar(select(Job).where(Job.id == job_id))
 
 
+def of_job(session: Session, job_id: str) -> Sequence[Attempt]:
+    """All attempts of a job, the first one first."""
+    return session.scalars(
+        select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.number)
+    ).all()
+
+
 def lock_job(session: Session, job_id: str) -> Job | None:
     """The job, read afresh and locked until the transaction ends."""
     return session.scalar(

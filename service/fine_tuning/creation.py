@@ -24,9 +24,14 @@ from service.models.repository import ModelRepository
 from service.organizations.service import Caller
 from service.store.models import ApiKey, File, Job
 
-RETRY_SECONDS = 600
+RETRY_SECONDS = 120
 IDEMPOTENCY_SECONDS = 86_400
 MAX_IDEMPOTENCY_KEY = 255
+# Any other value of these may make the scheduler stand still; the transform is a free choice.
+SET_BY_POLICY = (
+    *("learning_rate", "initial_logit", "betas", "eps", "clip"),
+    *("entropy_coefficient", "gaussian_coefficient"),
+)
 
 
 def create(
@@ -115,10 +120,11 @@ def _sent_before(
     """
     retries = headers.get("x-stainless-retry-count", "0")
     retried = retries.isdigit() and int(retries) > 0
+    # Two sendings at once: the second waits here until the first has committed its job. The first
+    # must hold the row too, and nothing tells it apart from a sending that is never repeated.
+    session.execute(select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update())
     if key is None and not retried:
         return None
-    # Two sendings at once: the second waits here until the first has committed its job.
-    session.execute(select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update())
     if key is not None:
         found = jobs.recent(caller.key_id, now() - IDEMPOTENCY_SECONDS, key=key)
         if found is not None and found.request_digest != digest:
@@ -179,6 +185,12 @@ def _defense(gateway: Gateway, request: DefenseRequest | None) -> DefenseOptions
     scheduler, least = defense.scheduler, SchedulerOptions()
     if scheduler.name == "none":
         raise _violation("the data scheduler may not be switched off", "defense.scheduler")
+    for name in SET_BY_POLICY:
+        if getattr(scheduler, name) != getattr(least, name):
+            raise _violation(
+                f"{name} must keep its default ({getattr(least, name)})",
+                f"defense.scheduler.{name}",
+            )
     for name in ("alignment_coefficient", "alignment_rows"):
         if getattr(scheduler, name) < getattr(least, name):
             raise _violation(

@@ -1,12 +1,15 @@
 """A job's events as server-sent events, until the job has ended."""
 
 import asyncio
+import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from service.fine_tuning.lifecycle import TERMINAL
@@ -14,7 +17,10 @@ from service.fine_tuning.repository import JobRepository
 from service.fine_tuning.schemas import EventObject
 from service.kit.errors import ApiError
 from service.kit.gateway import Gateway
+from service.kit.handlers import database_away
 from service.store.models import Event, Job
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 15.0
@@ -64,13 +70,19 @@ def _read(gateway: Gateway, job_id: str, cursor: int) -> _Batch:
 
 
 async def stream(gateway: Gateway, job_id: str, cursor: int) -> AsyncIterator[bytes]:
-    """Events behind `cursor`, oldest first, as they are written; then `data: [DONE]`.
+    """Events behind `cursor`, oldest first, as they are written; then `data: [DONE]`, or
+    `data: {"error": ...}` when the database fails.
 
     Nothing is kept for a reader but the cursor, so a slow one holds nobody up.
     """
     last_sent = time.monotonic()
     while True:
-        batch = await run_in_threadpool(_read, gateway, job_id, cursor)
+        try:
+            batch = await run_in_threadpool(_read, gateway, job_id, cursor)
+        except SQLAlchemyError as error:
+            logger.error("events of job %s: %s", job_id, type(error).__name__, exc_info=error)
+            yield format_sse_event(data_str=json.dumps(database_away().body()))
+            return
         cursor = batch.cursor
         for event in batch.events:
             yield format_sse_event(data_str=event.model_dump_json(), id=event.id)

@@ -18,7 +18,7 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     VALIDATING_FILES: frozenset({QUEUED, FAILED, CANCELLED, PAUSED}),
     QUEUED: frozenset({RUNNING, CANCELLED, PAUSED, FAILED}),
     RUNNING: frozenset({SUCCEEDED, FAILED, CANCELLED, PAUSED, QUEUED}),
-    PAUSED: frozenset({QUEUED, CANCELLED}),
+    PAUSED: frozenset({VALIDATING_FILES, QUEUED, CANCELLED}),
     SUCCEEDED: frozenset(),
     FAILED: frozenset(),
     CANCELLED: frozenset(),
@@ -75,6 +75,8 @@ def move(job: Job, status: str, *, stage: str | None = None) -> None:
     target = _FIRST_STAGE[status] if stage is None else stage
     if target not in STAGES[status]:
         raise IllegalTransition(f"job {job.id}: stage {target} does not belong to {status}")
+    if (job.status, job.stage) != (status, target):
+        job.progress = None
     job.status = status
     job.stage = target
     if status in TERMINAL:

@@ -12,6 +12,8 @@ from service.kit.clock import now
 from service.kit.ids import new_id
 from service.store.models import Attempt, Checkpoint, Event, Job, JobLabel, Metric, Outbox
 
+CHECKPOINTS = "checkpoints"
+
 
 class JobRepository:
     """Jobs that one organisation may see; None: all jobs (workers, reaper, command line)."""
@@ -61,14 +63,14 @@ class JobRepository:
         self, api_key_id: str, since: float, *, key: str | None = None, digest: str | None = None
     ) -> Job | None:
         """The newest job that this API key made since `since` with this Idempotency-Key, or from
-        this very request body."""
+        this very request body (then only one that has not finished)."""
         statement = self.readable().where(
             Job.api_key_id == api_key_id, Job.created_at >= int(since)
         )
         if key is not None:
             statement = statement.where(Job.idempotency_key == key)
         if digest is not None:
-            statement = statement.where(Job.request_digest == digest)
+            statement = statement.where(Job.request_digest == digest, Job.status.in_(UNFINISHED))
         return self.session.scalar(statement.order_by(Job.sequence.desc()).limit(1))
 
     def uses_file(self, file_id: str) -> bool:
@@ -87,10 +89,9 @@ class JobRepository:
     def queue_positions(self, jobs: Sequence[Job]) -> dict[str, int]:
         """By job id, how many attempts (over all tenants) wait before this job's; only waiting
         jobs are in it."""
+        place = func.row_number().over(order_by=(Attempt.available_at, Attempt.id))
         waiting = (
-            select(
-                Attempt.job_id, (func.row_number().over(order_by=Attempt.id) - 1).label("before")
-            )
+            select(Attempt.job_id, (place - 1).label("before"))
             .where(Attempt.state == "queued")
             .subquery()
         )
@@ -123,6 +124,11 @@ class JobRepository:
         return self.session.scalars(
             select(Metric).where(Metric.job_id == job_id).order_by(Metric.step)
         ).all()
+
+
+def checkpoints_of(job_id: str) -> str:
+    """The folder of the artifact store with all checkpoints of a job."""
+    return f"{CHECKPOINTS}/{job_id}"
 
 
 def add_attempt(session: Session, job: Job) -> Attempt:

@@ -31,6 +31,9 @@ class JobExtras(BaseModel):
     gate: dict[str, Any]
     data_report: dict[str, Any] | None
     estimate: dict[str, Any] | None
+    progress: dict[str, Any] | None = Field(
+        description="stage, done and total of the work under way; None: nothing is counted now"
+    )
 
 
 class JobObject(BaseModel):
@@ -102,6 +105,7 @@ class JobObject(BaseModel):
                 gate=gate,
                 data_report=job.data_report,
                 estimate=job.estimate,
+                progress=job.progress,
             ),
         )
 

@@ -9,6 +9,7 @@ from service.fine_tuning.lifecycle import (
     CANCELLED,
     PAUSED,
     QUEUED,
+    VALIDATING_FILES,
     can_cancel,
     can_pause,
     can_resume,
@@ -83,7 +84,8 @@ def resume(session: Session, organization_id: str, job_id: str) -> Job:
     job = find(session, organization_id, job_id, lock=True)
     if not can_resume(job):
         raise _impossible(job, "resumed", "job_not_resumable")
-    move(job, QUEUED)
+    # Without a report its files were not validated yet, whoever paused it.
+    move(job, VALIDATING_FILES if job.data_report is None else QUEUED)
     job.pause_requested = False
     job.attempt += 1
     add_attempt(session, job)

@@ -1,6 +1,7 @@
 """What every request needs: settings, database, artifact store, catalogue, gate policy."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, cast
@@ -17,6 +18,33 @@ from service.store.database import create_engine, session_factory, transaction
 
 logger = logging.getLogger(__name__)
 
+# Readiness is asked every few seconds by every balancer; a remote store charges for each write.
+PROBE_SECONDS = 10.0
+
+
+class ArtifactProbe:
+    """Whether the artifact store can be written; asked anew when the answer is too old."""
+
+    def __init__(self, artifacts: ArtifactStore, fresh_seconds: float = PROBE_SECONDS) -> None:
+        self._artifacts = artifacts
+        self._fresh_seconds = fresh_seconds
+        self._asked_at: float | None = None
+        self._writable = False
+
+    def writable(self) -> bool:
+        """The answer; a failure is logged when it is found."""
+        moment = time.monotonic()
+        if self._asked_at is None or moment - self._asked_at >= self._fresh_seconds:
+            try:
+                self._artifacts.check_writable()
+                self._writable = True
+            except Exception as error:
+                # A remote store raises errors of its own kinds.
+                logger.error("the artifact store cannot be written", exc_info=error)
+                self._writable = False
+            self._asked_at = moment
+        return self._writable
+
 
 class Gateway:
     """The resources of one gateway process, made once by `create_app`."""
@@ -32,6 +60,7 @@ class Gateway:
             else parse_policy(settings.gate_policy.read_text("utf-8"))
         )
         self.pepper = settings.pepper()
+        self.artifact_probe = ArtifactProbe(self.artifacts)
         self._sessions = session_factory(self.engine)
 
     def writing(self) -> AbstractContextManager[Session]:
@@ -51,7 +80,8 @@ class Gateway:
         """Remove stored bytes that no row names any more. A failure costs space and is logged."""
         try:
             self.artifacts.delete(key)
-        except OSError as error:
+        except Exception as error:
+            # A remote store raises errors of its own kinds.
             logger.error("artifact store: %s was not removed", key, exc_info=error)
 
     @contextmanager

@@ -34,6 +34,16 @@ def internal_error() -> ApiError:
     )
 
 
+def database_away() -> ApiError:
+    """The 503 for a database that cannot be used."""
+    return ApiError(
+        503,
+        "The database cannot be used right now. Try again.",
+        "service_unavailable",
+        headers={"retry-after": "1"},
+    )
+
+
 def install(app: FastAPI) -> None:
     """Replace FastAPI's handlers."""
 
@@ -75,11 +85,4 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(OperationalError)
     def _database_down(_request: Request, error: Exception) -> JSONResponse:
         logger.error("database: %s", type(error).__name__, exc_info=error)
-        return respond(
-            ApiError(
-                503,
-                "The database cannot be used right now. Try again.",
-                "service_unavailable",
-                headers={"retry-after": "1"},
-            )
-        )
+        return respond(database_away())

@@ -42,9 +42,6 @@ def _database(gateway: Gateway) -> list[str]:
 
 
 def _artifacts(gateway: Gateway) -> list[str]:
-    try:
-        gateway.artifacts.check_writable()
-    except OSError as error:
-        logger.error("readiness: the artifact store cannot be written", exc_info=error)
-        return ["the artifact store cannot be written"]
-    return []
+    if gateway.artifact_probe.writable():
+        return []
+    return ["the artifact store cannot be written"]

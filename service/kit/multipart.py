@@ -51,9 +51,13 @@ async def receive_form(request: Request, sink: Sink, *, file_field: str, max_byt
     if kind != b"multipart/form-data" or not boundary:
         raise _malformed("Send the request as multipart/form-data.")
     reader = _Reader(file_field, max_bytes)
+    received = 0
     try:
         parser = MultipartParser(boundary, reader.callbacks())
         async for chunk in request.stream():
+            received += len(chunk)
+            if received > max_bytes + MAX_OVERHEAD_BYTES:
+                raise file_too_large(max_bytes)
             if chunk:
                 parser.write(chunk)
             if len(reader.pending) >= FLUSH_BYTES:

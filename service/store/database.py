@@ -19,6 +19,8 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 # Values of rows never appear in exceptions, which end up in logs.
 _POOL: dict[str, Any] = {"pool_size": 20, "max_overflow": 30, "hide_parameters": True}
+# Workers and dispatchers hold few connections each, but there may be many of them on one server.
+_SMALL_POOL: dict[str, Any] = _POOL | {"pool_size": 5, "max_overflow": 5}
 
 SessionFactory = sessionmaker[Session]
 
@@ -27,15 +29,16 @@ class SchemaOutdated(RuntimeError):
     """The database's schema is not the one of this version; run `tunegate db upgrade`."""
 
 
-def create_engine(settings: Settings) -> Engine:
-    """The engine of `settings.database`.
+def create_engine(settings: Settings, *, small_pool: bool = False) -> Engine:
+    """The engine of `settings.database`; `small_pool` (PostgreSQL): for other than the gateway.
 
     SQLite: WAL, a busy timeout of 10 s, and writers that take the lock when they begin, since a
     deferred transaction that turns into a writer fails at once whatever the timeout.
     """
     url = make_url(settings.database)
     if url.get_backend_name() != "sqlite":
-        return create_sqlalchemy_engine(url, pool_pre_ping=True, **_POOL)
+        pool = _SMALL_POOL if small_pool else _POOL
+        return create_sqlalchemy_engine(url, pool_pre_ping=True, **pool)
     if url.database and url.database != ":memory:":
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_sqlalchemy_engine(url, **_POOL)

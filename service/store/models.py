@@ -97,6 +97,7 @@ class Job(Base):
     policy: Mapped[dict[str, Any]] = mapped_column(JSON)
     data_report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     estimate: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    progress: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)

@@ -84,8 +84,8 @@ def _unexpected(emit: Emit, error: Exception) -> None:
         emit,
         PipelineFailure(
             "internal_error",
-            f"The pipeline stopped with an unexpected {type(error).__name__}. The worker's log "
-            "holds the details.",
+            f"The pipeline stopped with an unexpected {type(error).__name__}. The "
+            "worker's log holds the details (in a service: `tunegate jobs log`).",
             retryable=True,
         ),
     )

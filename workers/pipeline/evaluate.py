@@ -22,8 +22,8 @@ from jobspec.spec import EvaluationOptions
 from workers.pipeline.emit import Emit
 from workers.pipeline.failure import Stopped
 from workers.pipeline.rows import TokenRow, conversation
+from workers.pipeline.scoring import row_losses
 from workers.pipeline.sections import Sections
-from workers.pipeline.tune import row_losses
 
 LABEL_WORDS = 8
 OPEN_ENDED = {"temperature": 1.0, "top_p": 0.9}

@@ -5,27 +5,21 @@ folder continues after the last thing that was complete.
 """
 
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
-import transformers
 
-from defenses.bds.ranking import ranked_rows
 from defenses.losses import response_nll_B
 from defenses.panacea.perturbation import apply_perturbation
 from evaluators.gate.policy import Policy, default_policy
-from evaluators.gate.verdict import GateDecision, decide
+from evaluators.gate.verdict import decide
 from evaluators.harmfulness.scorer import EmbeddedScorer
-from evaluators.metric import Metric
 from jobspec.hyperparameters import ResolvedHyperparameters, resolve
 from jobspec.spec import JobSpec
-from workers.pipeline.align import packaged, read_pairs
 from workers.pipeline.emit import Emit
 from workers.pipeline.evaluate import (
     EvaluationPlan,
@@ -36,20 +30,19 @@ from workers.pipeline.evaluate import (
 )
 from workers.pipeline.failure import Stopped
 from workers.pipeline.models import LoadedModel, attach_adapter, load_base, trainable
-from workers.pipeline.perturb import Perturbed, perturb
+from workers.pipeline.perturb import perturb
 from workers.pipeline.publish import (
     publish,
     save_adapter,
     save_perturbation,
     weight_table,
 )
-from workers.pipeline.rows import TokenRow, collate
+from workers.pipeline.report import SUMMARY, Facts, build_report
+from workers.pipeline.rows import collate
 from workers.pipeline.sections import Sections
-from workers.pipeline.tune import Tuned, TuneData, TuneSettings, steps_per_epoch, tune
+from workers.pipeline.trusted import alignment_rows, harmful_rows
+from workers.pipeline.tune import TuneData, TuneSettings, steps_per_epoch, tune
 from workers.pipeline.validate import Dataset, load_dataset, overlap
-
-DISTRUSTED_ROWS = 10
-REPORT_VERSION = 1
 
 
 class Stages:
@@ -62,6 +55,12 @@ class Stages:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         self._emit("stage", stage=name)
+        with self.timed(name):
+            yield
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Keep how long a part took, without announcing it as a stage."""
         started = time.monotonic()
         yield
         self.seconds[name] = round(time.monotonic() - started, 3)
@@ -85,8 +84,8 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
         data = TuneData(
             user=training.rows,
             validation=[] if validation is None else validation.rows,
-            alignment=_alignment_rows(spec, base, len(training.rows), hyper),
-            harmful=_harmful_rows(spec, base),
+            alignment=alignment_rows(spec, base, len(training.rows), hyper),
+            harmful=harmful_rows(spec, base),
         )
         held_out = training if validation is None else validation
         plan = plan_evaluation(
@@ -140,7 +139,8 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
         )
 
     with stages.stage("evaluating"):
-        reference = _baseline(spec, model, base, scorer, plan, emit, stop)
+        with stages.timed("evaluating_base"):
+            reference = _baseline(spec, model, base, scorer, plan, emit, stop)
         folder = work / "perturbation"
         if perturbed is not None:
             save_perturbation(model, perturbed.eps, perturbed.scale, folder)
@@ -161,15 +161,18 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
                 stop,
             )
         metrics = metrics_of(measured, reference, plan, scorer)
-        base_metrics = metrics_of(reference, None, plan, scorer)
+        base_metrics = metrics_of(reference, reference, plan, scorer)
 
     with stages.stage("gating"):
         decision = decide(policy, metrics)
+        base_decision = decide(policy, base_metrics)
 
     with stages.stage("publishing"):
-        report = _report(
-            spec, base, scorer, plan, data, data_report, hyper, steps, tuned, perturbed,
-            metrics, base_metrics, decision, adapter_sha256, stages.seconds,
+        report = build_report(
+            Facts(
+                spec, base, scorer, plan, data, data_report, hyper, steps, tuned, perturbed,
+                metrics, base_metrics, decision, base_decision, adapter_sha256, stages.seconds,
+            )
         )  # fmt: skip
         publish(
             work / "bundle",
@@ -186,9 +189,7 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
         verdict=decision.verdict,
         bundle=str(work / "bundle"),
         trained_tokens=tuned.trained_tokens,
-        report={
-            key: report[key] for key in ("metrics", "base_metrics", "gate", "defense", "timings")
-        },
+        report={key: report[key] for key in SUMMARY},
     )
     return report
 
@@ -217,39 +218,6 @@ def _load_data(spec: JobSpec, base: LoadedModel) -> tuple[Dataset, Dataset | Non
     )
     report["validation_file"] = validation.report | overlap(training.chat, validation.chat)
     return training, validation, report
-
-
-def _alignment_rows(
-    spec: JobSpec, base: LoadedModel, user_rows: int, hyper: ResolvedHyperparameters
-) -> list[TokenRow]:
-    """D_safe: M rows of the shipped alignment set, half refusals, half harmless answers.
-
-    M = min(max(N, 50 batches), the option's cap), so that a small file does not get a defense of
-    a handful of rows, nor a large one an epoch that is longer than its own.
-    """
-    options = spec.defense.scheduler
-    if options.name == "none":
-        return []
-    wanted = min(max(user_rows, 50 * hyper.batch_size), options.alignment_rows)
-    limit = spec.model.lora.max_length
-    refusals = read_pairs(packaged("alignment_refusals.jsonl"), base.tokenizer, limit)
-    harmless = read_pairs(packaged("alignment_harmless.jsonl"), base.tokenizer, limit)
-    mixed = [row for pair in zip(_shuffled(refusals, spec.seed), _shuffled(harmless, spec.seed),
-                                 strict=False) for row in pair]  # fmt: skip
-    return mixed[:wanted]
-
-
-def _harmful_rows(spec: JobSpec, base: LoadedModel) -> list[TokenRow]:
-    """D_h of the perturbation: requests with empty compliant answers, never shown to tenants."""
-    if spec.defense.perturbation.mode == "none":
-        return []
-    limit = spec.model.lora.max_length
-    return read_pairs(packaged("harmful_compliances.jsonl"), base.tokenizer, limit)
-
-
-def _shuffled(rows: list[TokenRow], seed: int) -> list[TokenRow]:
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [rows[index] for index in order]
 
 
 def _baseline(
@@ -301,88 +269,6 @@ def _run_key(
         for row in rows:
             digest.update(str((row.ids, row.labels)).encode())
     return digest.hexdigest()
-
-
-def _report(
-    spec: JobSpec,
-    base: LoadedModel,
-    scorer: EmbeddedScorer,
-    plan: EvaluationPlan,
-    data: TuneData,
-    data_report: dict[str, Any],
-    hyper: ResolvedHyperparameters,
-    steps: int,
-    tuned: Tuned,
-    perturbed: Perturbed | None,
-    metrics: dict[str, Metric],
-    base_metrics: dict[str, Metric],
-    decision: GateDecision,
-    adapter_sha256: str,
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    return {
-        "version": REPORT_VERSION,
-        "job_id": spec.job_id,
-        "seed": spec.seed,
-        "model": {"name": spec.model.name, "fingerprint": base.fingerprint},
-        "data": data_report,
-        "hyperparameters": hyper.model_dump(),
-        "steps": steps,
-        "trained_tokens": tuned.trained_tokens,
-        "skipped_steps": tuned.counters.get("skipped_steps", 0),
-        "defense": {
-            "scheduler": _scheduler_report(spec, tuned, data),
-            "perturbation": {"mode": "none"} if perturbed is None else perturbed.report,
-        },
-        "metrics": {name: metric.model_dump(mode="json") for name, metric in metrics.items()},
-        "base_metrics": {
-            name: metric.model_dump(mode="json") for name, metric in base_metrics.items()
-        },
-        "gate": decision.model_dump(mode="json"),
-        "evaluation": {
-            "scorer": {
-                "id": scorer.id,
-                "version": scorer.version,
-                "threshold": scorer.threshold,
-                "coefficients_sha256": scorer.coefficients_sha256,
-            },
-            "embedder": scorer.embedder.id,
-            "prompt_sets": dict(plan.prompt_sets),
-            "utility": {
-                "kind": plan.utility.kind,
-                "source": plan.utility.source,
-                "rows": len(plan.utility.rows),
-            },
-            "options": plan.options.model_dump(mode="json"),
-        },
-        "artifact": {"adapter_sha256": adapter_sha256},
-        "timings": dict(seconds),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "peft": peft.__version__,
-        },
-    }
-
-
-def _scheduler_report(spec: JobSpec, tuned: Tuned, data: TuneData) -> dict[str, Any]:
-    options = spec.defense.scheduler
-    if tuned.scheduler is None:
-        return {"name": "none"}
-    ranked = ranked_rows(tuned.scheduler.all_weights())
-    return {
-        "name": options.name,
-        "transform": options.transform,
-        "learning_rate": options.learning_rate,
-        "alignment_coefficient": options.alignment_coefficient,
-        "alignment_rows": len(data.alignment),
-        "effective_sample_size": tuned.scheduler.effective_sample_size(),
-        "distrusted": [
-            {"line": data.user[row.row_id].line, "rank": row.rank, "weight": row.weight}
-            for row in ranked[:DISTRUSTED_ROWS]
-        ],
-    }
 
 
 def _check_stop(stop: Callable[[], bool]) -> None:

@@ -109,6 +109,7 @@ def upgrade() -> None:
         sa.Column("policy", sa.JSON(), nullable=False),
         sa.Column("data_report", sa.JSON(), nullable=True),
         sa.Column("estimate", sa.JSON(), nullable=True),
+        sa.Column("progress", sa.JSON(), nullable=True),
         sa.Column("report", sa.JSON(), nullable=True),
         sa.Column("error", sa.JSON(), nullable=True),
         sa.Column("trained_tokens", sa.BigInteger(), nullable=True),

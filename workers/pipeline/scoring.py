@@ -1,0 +1,51 @@
+"""Losses of rows without gradients."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from defenses.losses import response_nll_and_accuracy_B
+from workers.pipeline.rows import TokenRow, collate
+
+
+def evaluate_rows(model: Any, rows: Sequence[TokenRow], batch_size: int) -> tuple[float, float]:
+    """Mean response loss (nats a token, mean over rows) and token accuracy, without gradients."""
+    scored = _score_rows(model, rows, batch_size)
+    correct = sum(row.correct for row in scored)
+    tokens = sum(row.tokens for row in scored)
+    return sum(row.nll for row in scored) / len(scored), correct / tokens
+
+
+def row_losses(model: Any, rows: Sequence[TokenRow], batch_size: int) -> list[float]:
+    """Mean response loss of each row in the given order (nats a token), without gradients."""
+    return [row.nll for row in _score_rows(model, rows, batch_size)]
+
+
+class _RowScore(NamedTuple):
+    nll: float
+    correct: int
+    tokens: int
+
+
+def _score_rows(model: Any, rows: Sequence[TokenRow], batch_size: int) -> list[_RowScore]:
+    """Batches of similar length; results in the given order."""
+    training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
+    results: dict[int, _RowScore] = {}
+    with torch.no_grad():
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = collate([rows[index] for index in chosen], device)
+            scores = response_nll_and_accuracy_B(model, *batch)
+            found = zip(
+                scores.nll.double().tolist(),
+                scores.correct.tolist(),
+                scores.token_count.tolist(),
+                strict=True,
+            )
+            results |= {index: _RowScore(*row) for index, row in zip(chosen, found, strict=True)}
+    model.train(training)
+    return [results[index] for index in range(len(rows))]
