@@ -332,8 +332,15 @@ def _message(message: Any, line: int, path: str, findings: _Findings) -> ChatMes
     elif "weight" in message and role != "assistant":
         error("invalid_weight", "weight", "Only assistant messages may carry a weight.")
     for key in TOOL_MESSAGE_KEYS:
-        if message.get(key) is not None and role != "assistant":
+        if message.get(key) is None:
+            continue
+        if role != "assistant":
             error("invalid_message", key, "Only assistant messages may call tools.")
+        else:
+            findings.add(
+                "warning", "tools_ignored", line, f"{path}.{key}",
+                "Tool calls are ignored: only text trains.",
+            )  # fmt: skip
     if role in ("tool", "function"):
         findings.add(
             "warning", "tools_ignored", line, path, "Tool messages are ignored: only text trains."
@@ -371,9 +378,6 @@ def _content(message: dict[str, Any], line: int, path: str, findings: _Findings)
             texts.append(text)
         return "".join(texts)
     if content is None and any(message.get(key) is not None for key in TOOL_MESSAGE_KEYS):
-        findings.add(
-            "warning", "tools_ignored", line, path, "Tool calls are ignored: only text trains."
-        )
         return None
     problem = "is missing" if content is None else "must be a string or a list of text parts"
     findings.add("error", "invalid_content", line, f"{path}.content", f"`content` {problem}.")

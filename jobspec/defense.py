@@ -1,6 +1,7 @@
 """Options of the two defenses, with bounds: the BDS data scheduler and the Panacea perturbation.
 
-Defaults that differ from the papers' are marked "measured" and explained in docs/defenses.md.
+Where a default differs from the papers', the description names the release's value and
+docs/defenses.md the reason.
 """
 
 from typing import Literal

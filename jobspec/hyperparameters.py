@@ -1,8 +1,8 @@
 """Hyper-parameters of a supervised job, in OpenAI's names, and how "auto" is resolved."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from jobspec.frozen import Frozen
 
@@ -12,9 +12,13 @@ Auto = Literal["auto"]
 class Hyperparameters(Frozen):
     """As a client asks for them: numbers or "auto"."""
 
-    n_epochs: Auto | int = Field("auto", description="passes over the training file, 1 to 50")
-    batch_size: Auto | int = Field("auto", description="rows of the training file a step, 1 to 256")
-    learning_rate_multiplier: Auto | float = Field(
+    n_epochs: Auto | Annotated[StrictInt, Field(ge=1, le=50)] = Field(
+        "auto", description="passes over the training file, 1 to 50"
+    )
+    batch_size: Auto | Annotated[StrictInt, Field(ge=1, le=256)] = Field(
+        "auto", description="rows of the training file a step, 1 to 256"
+    )
+    learning_rate_multiplier: Auto | Annotated[float, Field(gt=0)] = Field(
         "auto", description="factor on the base model's own learning rate, above 0"
     )
 

@@ -7,7 +7,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from jobspec.cache import default_cache_dir
-from jobspec.catalogue import load_catalogue
+from jobspec.catalogue import CatalogueError, load_catalogue
 from jobspec.defense import DefenseRequest
 from jobspec.frozen import Frozen
 from jobspec.hyperparameters import Hyperparameters
@@ -19,7 +19,7 @@ class LocalSpecError(ValueError):
 
 
 class LocalSpec(Frozen):
-    """Paths are relative to the spec file."""
+    """Paths of files are relative to the spec file."""
 
     model: str | None = Field(None, description="catalogue name; None: the catalogue's default")
     training_file: Path
@@ -53,7 +53,10 @@ def load_local_spec(path: Path) -> JobSpec:
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise LocalSpecError(f"{path}: {where}: {first['msg']}") from error
     folder = path.resolve().parent
-    catalogue = load_catalogue(None if spec.catalogue is None else folder / spec.catalogue)
+    try:
+        catalogue = load_catalogue(None if spec.catalogue is None else folder / spec.catalogue)
+    except CatalogueError as error:
+        raise LocalSpecError(f"{path}: catalogue: {error}") from error
     model = catalogue.default if spec.model is None else catalogue.find(spec.model)
     if model is None:
         known = ", ".join(entry.name for entry in catalogue.offered)
@@ -62,8 +65,10 @@ def load_local_spec(path: Path) -> JobSpec:
     if isinstance(policy, Path):
         try:
             policy = yaml.safe_load((folder / policy).read_text("utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise LocalSpecError(f"{path}: policy: {error}") from error
+        if not isinstance(policy, dict):
+            raise LocalSpecError(f"{path}: policy: expected a mapping with version and rules")
     for name in ("training_file", "validation_file"):
         value = getattr(spec, name)
         if value is not None and not (folder / value).is_file():
@@ -80,6 +85,6 @@ def load_local_spec(path: Path) -> JobSpec:
         policy=policy,
         max_length=spec.max_length,
         truncate=spec.truncate,
-        cache_dir=spec.cache_dir or default_cache_dir(),
+        cache_dir=default_cache_dir() if spec.cache_dir is None else folder / spec.cache_dir,
         threads=spec.threads,
     )

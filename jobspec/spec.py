@@ -23,7 +23,7 @@ class EvaluationOptions(Frozen):
         28, ge=1, description="harmful validation prompts of the perturbation's scale search"
     )
     utility_rows: int | None = Field(
-        None, ge=1, description="validation rows that are answered and compared"
+        None, ge=1, description="validation rows that are answered; None: the first 200"
     )
     max_new_tokens: int = Field(32, ge=1, le=4096, description="length of an answer, tokens")
     batch_size: int = Field(16, ge=1, le=1024, description="prompts generated together")
@@ -56,6 +56,7 @@ class JobSpec(Frozen):
     max_length: int | None = Field(
         None, ge=16, description="tokens a row; None: the base model's training length"
     )
+    max_line_bytes: int = Field(1 << 20, ge=1024, description="longest line of a file, bytes")
     truncate: bool = Field(
         False, description="cut rows that are too long instead of refusing the file"
     )

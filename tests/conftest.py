@@ -5,6 +5,7 @@ one is started on a free loopback port from installed binaries; else, as root, t
 installed with apt. If all of that fails the tests that need it are skipped, and say so.
 """
 
+import ipaddress
 import os
 import pwd
 import shutil
@@ -12,8 +13,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -207,3 +210,48 @@ def _wait_for_database(port: int) -> None:
             time.sleep(0.1)
         else:
             return
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Python sockets of the test process reach this machine only, and the servers it was given.
+
+    Neither child processes nor C libraries with sockets of their own (libpq) are covered.
+    """
+    allowed = _given_servers()
+    patch = pytest.MonkeyPatch()
+    for name in ("connect", "connect_ex"):
+        patch.setattr(socket.socket, name, _local_only(getattr(socket.socket, name), allowed))
+    yield
+    patch.undo()
+
+
+def _local_only(connect: Callable[..., Any], allowed: set[str]) -> Callable[..., Any]:
+    def guarded(self: socket.socket, address: Any) -> Any:
+        if self.family != socket.AF_UNIX and not _is_local(address, allowed):
+            raise AssertionError(
+                f"a test tried to connect to {address!r}; tests may use loopback and Unix sockets "
+                "only. Serve what the test needs on 127.0.0.1."
+            )
+        return connect(self, address)
+
+    return guarded
+
+
+def _is_local(address: Any, allowed: set[str]) -> bool:
+    host = str(address[0])
+    if host == "localhost" or host in allowed:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _given_servers() -> set[str]:
+    """Names and addresses of the servers that the environment tells the tests to use."""
+    hosts: set[str] = set()
+    for variable in ("TUNEGATE_TEST_REDIS_URL", "TUNEGATE_TEST_DATABASE_URL"):
+        if host := urlsplit(os.environ.get(variable, "")).hostname:
+            hosts |= {host, *(str(found[4][0]) for found in socket.getaddrinfo(host, None))}
+    return hosts

@@ -25,6 +25,8 @@ KNOWN_METRICS: dict[str, str] = {
     "refusal.rate": "share of harmful prompts refused",
     "refusal.over_refusal": "share of safe look-alike prompts refused",
     "refusal.over_refusal_change": "paired change of over-refusal against the base model",
+    "refusal.benign": "share of ordinary harmless prompts refused",
+    "refusal.benign_change": "paired change of that share against the base model",
     "coherence.rate": "share of coherent responses",
     "diversity.intra_similarity": "mean similarity of a model's responses to one query",
     "diversity.change_vs_base": "paired change of that similarity against the base model",

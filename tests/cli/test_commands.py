@@ -37,6 +37,7 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
         ["jobs", "show"],
         ["jobs", "watch"],
         ["jobs", "cancel"],
+        ["jobs", "log"],
         ["keys", "create"],
         ["keys", "list"],
         ["keys", "revoke"],
@@ -60,6 +61,7 @@ def test_every_command_has_help_and_json(cli: Any, command: list[str]) -> None:
         ["worker", "--slots", "0"],
         ["run", "/no/such/spec.yaml", "--out", "/tmp/never"],
         ["jobs", "list"],
+        ["jobs", "log", "ftjob-unknown"],
     ],
 )
 def test_bad_input_ends_with_3_and_without_a_traceback(cli: Any, arguments: list[str]) -> None:
@@ -147,4 +149,15 @@ def test_a_job_whose_rows_are_bad_ends_with_3(cli: Any, tmp_path: Path) -> None:
     done = cli.run("run", str(spec), "--out", str(tmp_path / "out"))
     assert done.returncode == 3
     assert "unknown_field" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_gateway_that_cannot_start_says_why_and_announces_nothing(
+    cli: Any, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "policy.yaml"
+    wrong.write_text("rules: 3")
+    done = cli.run("serve", "--port", "0", "--json", TUNEGATE_GATE_POLICY=str(wrong))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "cannot start" in done.stderr
     assert "Traceback" not in done.stderr

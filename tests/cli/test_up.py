@@ -73,6 +73,11 @@ def test_a_port_in_use_is_told_in_words(cli: Any) -> None:
     )
     assert other.returncode == 3
     assert "--port" in other.stderr
+    # A first key that nobody saw would lock its owner out.
+    again = ready(
+        cli.start("up", "--port", "0", "--json", TUNEGATE_DATA_DIR=str(cli.data_dir / "other"))
+    )
+    assert again["key"].startswith("sk-tg-")
 
 
 def test_a_crashed_part_is_started_again(cli: Any, eventually: Any) -> None:

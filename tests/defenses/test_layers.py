@@ -21,6 +21,7 @@ def test_layer_coefficients_on_the_tiny_model_are_the_golden_ones(
     # Independent float64 script: layer norms of eps 0.9004202555718408 and 0.4350210190223053.
     by_layer = layer_coefficients(eps).by_layer
     assert by_layer == pytest.approx({0: 0.9004202555718408**2, 1: 0.4350210190223053**2}, abs=1e-6)
+    assert by_layer == pytest.approx({0: 0.81076, 1: 0.18924}, abs=5e-6)
 
 
 def test_each_split_of_the_perturbation_sums_to_one(eps: dict[str, torch.Tensor]) -> None:

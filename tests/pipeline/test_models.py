@@ -21,6 +21,15 @@ def test_the_converted_gguf_is_the_whole_model_and_still_knows_france(smollm2: L
 
 
 @pytest.mark.slow
+def test_the_converted_gguf_has_272_tensors_and_a_head_tied_to_the_embedding(smollm2: LoadedModel):
+    tensors = smollm2.model.state_dict()
+    head = tensors["lm_head.weight"]
+    assert len(tensors) == 273
+    assert len([name for name in tensors if name != "lm_head.weight"]) == 272
+    assert head.data_ptr() == tensors["model.embed_tokens.weight"].data_ptr()
+
+
+@pytest.mark.slow
 def test_a_conversion_is_made_once(smollm2: LoadedModel):
     entry = load_catalogue().find("smollm2-135m-instruct")
     assert entry is not None

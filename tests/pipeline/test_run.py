@@ -157,7 +157,9 @@ def test_rows_over_the_context_are_refused_with_line_and_length(
     }
     lines = make_spec().training_file.read_text() + json.dumps(row) + "\n"
     long.write_text(lines)
-    with pytest.raises(PipelineFailure, match=r"Line 13: 6\d\d tokens, the limit is 512") as caught:
+    with pytest.raises(
+        PipelineFailure, match=r"Line 13: 6\d\d tokens or more, the limit is 512"
+    ) as caught:
         run_job(make_spec(training_file=long), tmp_path / "work", recorder, never)
     assert caught.value.code == "context_length_exceeded"
 

@@ -8,8 +8,10 @@ import httpx2
 import openai
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from service.kit.clock import now
+from service.organizations import authentication
 from service.organizations.permissions import ROLES, may
 from service.organizations.service import (
     InvalidKeyRequest,
@@ -177,3 +179,13 @@ def test_a_configured_pepper_is_used_and_not_shown(tmp_path: Path) -> None:
     assert settings.pepper() == b"s3cret"
     assert "s3cret" not in repr(settings)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_last_use_that_cannot_be_written_fails_no_request(
+    local: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OperationalError("UPDATE", {}, Exception("locked"))
+
+    monkeypatch.setattr(authentication, "touch", fail)
+    assert local.client.models.list().data

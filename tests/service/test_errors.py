@@ -3,17 +3,21 @@
 import asyncio
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
+from fsspec.implementations.local import LocalFileSystem
 
 from service.app import create_app
-from service.kit.artifacts import StorageFull
+from service.kit.artifacts import ArtifactStore, StorageFull
 from service.kit.errors import ApiError
+from service.kit.gateway import ArtifactProbe
 from service.settings import Settings
+from service.store.database import upgrade
 
 
 @pytest.mark.parametrize(
@@ -177,3 +181,34 @@ def test_every_reference_of_the_openapi_document_leads_somewhere(local: Any) -> 
     wanted = set(re.findall(r'"#/components/schemas/([^"]+)"', document.text))
     assert wanted <= schemas.keys()
     assert "defense" in schemas["JobRequest"]["properties"]
+
+
+class Broken(LocalFileSystem):  # type: ignore[misc]
+    """A file system that fails as remote ones do: with an error that is no OSError."""
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        raise RuntimeError("credentials expired")
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: Any = None) -> None:
+        raise RuntimeError("credentials expired")
+
+
+def test_any_error_of_the_artifact_store_is_a_reason_not_to_be_ready(tmp_path: Any) -> None:
+    settings = Settings(data_dir=tmp_path)
+    upgrade(settings)
+    app = create_app(settings)
+    gateway = app.state.gateway
+    gateway.artifacts = ArtifactStore(Broken(), str(tmp_path))
+    gateway.artifact_probe = ArtifactProbe(gateway.artifacts)
+    ready = asyncio.run(_ask(app, "/readyz"))
+    assert ready.status_code == 503
+    assert ready.json()["reasons"] == ["the artifact store cannot be written"]
+    gateway.discard("files/x")
+
+
+def test_readiness_writes_to_the_artifact_store_only_now_and_then(tmp_path: Path) -> None:
+    store = ArtifactStore.from_url(tmp_path.as_uri())
+    kept, fresh = ArtifactProbe(store, 3600.0), ArtifactProbe(store, 0.0)
+    assert (kept.writable(), fresh.writable()) == (True, True)
+    store._fs = Broken()
+    assert (kept.writable(), fresh.writable()) == (True, False)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from service.fine_tuning import attempts, events_stream
 from service.fine_tuning.lifecycle import FAILED, QUEUED, RUNNING, move
@@ -230,3 +231,16 @@ def test_a_running_job_estimates_its_end(tenant: Any) -> None:
         job.estimate = {"seconds": 100.0}
     job = tenant.client.fine_tuning.jobs.retrieve(job_id)
     assert job.estimated_finish == pytest.approx(job.created_at + 100, abs=20)
+
+
+def test_a_stream_whose_database_fails_ends_with_an_error(
+    tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = tenant.job()
+
+    def fail(*_: Any) -> None:
+        raise OperationalError("SELECT", {}, Exception("gone"))
+
+    monkeypatch.setattr(events_stream, "_read", fail)
+    ((_, data),) = read_stream(tenant, job_id)
+    assert json.loads(data)["error"]["code"] == "service_unavailable"

@@ -347,3 +347,19 @@ def test_content_of_a_lost_artifact_is_a_404(tenant: Any) -> None:
 
 def test_the_http_client_of_these_tests_is_the_one_openai_uses() -> None:
     assert isinstance(openai.OpenAI(api_key="x")._client, httpx2.Client)
+
+
+def test_a_body_that_does_not_end_after_its_form_is_refused(local: Any) -> None:
+    before = local.installation.traces()
+    head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x.jsonl"\r\n\r\n'
+
+    def body() -> Any:
+        yield head + b"{}\r\n--b--\r\n"
+        for _ in range(13):
+            yield b"a" * (1024 * 1024)
+
+    answer = local.http.post(
+        "/v1/files", content=body(), headers={"content-type": "multipart/form-data; boundary=b"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "file_too_large")
+    assert local.installation.traces() == before

@@ -1,6 +1,8 @@
 """Fine-tuning jobs through the official client: creating, reading, stopping."""
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +11,7 @@ import openai
 import pytest
 from sqlalchemy import func, select
 
-from service.fine_tuning import attempts
+from service.fine_tuning import attempts, creation
 from service.fine_tuning.lifecycle import QUEUED, RUNNING, SUCCEEDED, move
 from service.fine_tuning.repository import JobRepository
 from service.store.models import Attempt, Event, Job, JobLabel, Outbox
@@ -455,7 +457,8 @@ def test_a_waiting_job_is_paused_at_once_and_resumes_as_a_new_attempt(tenant: An
     paused = jobs.pause(job_id)
     assert (paused.status, paused.model_extra["tunegate"]["queue_position"]) == ("paused", None)
     resumed = tenant.client.fine_tuning.jobs.resume(job_id)
-    assert resumed.status == "queued"
+    # No worker has validated its files yet.
+    assert resumed.status == "validating_files"
     assert resumed.model_extra["tunegate"]["attempt"] == 2
     with tenant.transaction() as session:
         assert not attempts.claim(session, job_id, 1, "late-worker", 60.0)
@@ -513,6 +516,47 @@ def test_a_retry_of_the_client_returns_the_job_it_made(tenant: Any) -> None:
     assert made[3] != made[0]
 
 
+def test_a_retry_after_the_job_has_finished_makes_a_new_one(tenant: Any) -> None:
+    body = {"model": tenant.client.models.list().data[0].id, "training_file": tenant.upload()}
+
+    def send(count: int) -> str:
+        headers = {"x-stainless-retry-count": str(count)}
+        answer = tenant.http.post("/v1/fine_tuning/jobs", json=body, headers=headers)
+        return str(answer.json()["id"])
+
+    first = send(0)
+    finish(tenant, first)
+    assert send(1) != first
+
+
+def test_a_first_sending_holds_the_row_that_its_retry_waits_for(
+    tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"model": tenant.client.models.list().data[0].id, "training_file": tenant.upload()}
+    inside, go_on = threading.Event(), threading.Event()
+    check = creation._check_model
+
+    def slow(*arguments: Any) -> None:
+        inside.set()
+        go_on.wait(30)
+        check(*arguments)
+
+    monkeypatch.setattr(creation, "_check_model", slow)
+
+    def send(count: int) -> str:
+        headers = {"x-stainless-retry-count": str(count)}
+        answer = tenant.http.post("/v1/fine_tuning/jobs", json=body, headers=headers, timeout=60)
+        return str(answer.json()["id"])
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(send, 0)
+        assert inside.wait(30)
+        retry = pool.submit(send, 1)
+        time.sleep(0.3)
+        go_on.set()
+        assert retry.result() == first.result()
+
+
 def test_two_sendings_at_once_with_one_key_make_one_job(tenant: Any) -> None:
     file_id, client = tenant.upload(), tenant.client
     model = client.models.list().data[0].id
@@ -533,14 +577,34 @@ def test_a_demanded_defense_cannot_be_switched_off_or_weakened(gateway_with: Any
         {"name": "none"},
         {"alignment_coefficient": 0.0},
         {"alignment_rows": 1},
+        {"learning_rate": 1e-9},
+        {"clip": 1e-9},
+        {"betas": [0.9999, 0.9999]},
+        {"eps": 1e-2},
+        {"initial_logit": 20.0},
+        {"gaussian_coefficient": 100.0},
+        {"entropy_coefficient": 100.0},
     ):
         error = _refusal(tenant, extra_body={"defense": {"scheduler": scheduler}})
         assert (error.status_code, error.code) == (400, "policy_violation")
         assert error.param.startswith("defense.scheduler")
-    assert tenant.job(extra_body={"defense": {"scheduler": "bds"}}).startswith("ftjob-")
+    for allowed in ("bds", {"transform": "sigmoid", "alignment_coefficient": 2.0}):
+        assert tenant.job(extra_body={"defense": {"scheduler": allowed}}).startswith("ftjob-")
 
 
 def test_plain_tuning_is_allowed_where_no_defense_is_demanded(tenant: Any) -> None:
     job_id = tenant.job(extra_body={"defense": {"scheduler": "none", "perturbation": "none"}})
     job = tenant.client.fine_tuning.jobs.retrieve(job_id)
     assert job.model_extra["defense"]["scheduler"]["name"] == "none"
+
+
+def test_the_place_in_the_queue_follows_the_time_an_attempt_may_start(tenant: Any) -> None:
+    early, late = tenant.job(), tenant.job()
+    with tenant.transaction() as session:
+        attempt = session.scalars(select(Attempt).where(Attempt.job_id == early)).one()
+        attempt.available_at += 3600
+    places = [
+        tenant.client.fine_tuning.jobs.retrieve(job_id).model_extra["tunegate"]["queue_position"]
+        for job_id in (early, late)
+    ]
+    assert places[0] > places[1]

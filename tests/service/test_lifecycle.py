@@ -36,6 +36,7 @@ ALLOWED = {
     ("running", "cancelled"),
     ("running", "paused"),
     ("running", "queued"),
+    ("paused", "validating_files"),
     ("paused", "queued"),
     ("paused", "cancelled"),
 }

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, inspect, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.pool import QueuePool
 
 from service.fine_tuning.lifecycle import VALIDATING_FILES
 from service.fine_tuning.repository import JobRepository, append_event
@@ -234,3 +235,9 @@ def test_a_job_of_another_organisation_is_not_readable(database: Any) -> None:
         assert JobRepository(session, mine).get(job.id) is job
         assert JobRepository(session, theirs).get(job.id) is None
         assert JobRepository(session, None).get(job.id) is job
+
+
+def test_workers_and_dispatchers_hold_few_connections() -> None:
+    settings = Settings(database_url="postgresql://nowhere/x")
+    pools = [create_engine(settings, small_pool=small).pool for small in (False, True)]
+    assert [pool.size() for pool in pools if isinstance(pool, QueuePool)] == [20, 5]

@@ -65,7 +65,7 @@ def test_a_failure_keeps_param_and_findings() -> None:
         "code": "invalid_training_file",
         "message": "why",
         "param": "training_file",
-        "errors": ["line 3"],
+        "errors": [{"message": "line 3"}],
     }
 
 

@@ -120,8 +120,18 @@ def test_old_sent_wake_ups_are_forgotten_and_new_ones_kept(workshop: Any) -> Non
     job_id = workshop.new_job()
     with workshop.transaction() as session:
         session.execute(update(Outbox).where(Outbox.job_id != job_id).values(sent_at=1.0))
-    assert Pruner(workshop.factory).run() == 1
+    assert Pruner(workshop.factory, workshop.settings.artifacts).run() == 1
     assert unsent(workshop) == 1
+
+
+def test_stored_checkpoints_of_finished_jobs_are_removed(workshop: Any) -> None:
+    finished = workshop.new_job(status="cancelled", stage=None)
+    paused = workshop.new_job(status="paused", stage=None)
+    for job_id in (finished, paused):
+        workshop.artifacts.put_stream(f"checkpoints/{job_id}/1/step-000001/state", [b"x"])
+    pruner = Pruner(workshop.factory, workshop.settings.artifacts)
+    assert [pruner.run(), pruner.run()] == [1, 0]
+    assert workshop.artifacts.list("checkpoints") == [f"checkpoints/{paused}/1/step-000001/state"]
 
 
 def test_the_configuration_promises_nothing_that_the_rows_do_not_keep(workshop: Any) -> None:

@@ -17,13 +17,16 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from service.fine_tuning import attempts
 from service.fine_tuning.attempts import Lease
-from service.fine_tuning.service import resume
+from service.fine_tuning.service import pause, resume
 from service.kit.artifacts import ArtifactStore
 from service.store.models import File, ReleasedModel
+from workers import pulse
 from workers.child import process_start
+from workers.publish import Publisher
 from workers.sweep import end_strays, host_name, sweep
 from workers.workspace import job_folder
 
@@ -78,6 +81,7 @@ def test_a_passed_job_is_released_with_everything_it_promised(
     assert model.id == job.fine_tuned_model
     assert any_workshop.artifacts.exists(f"{model.location}/adapter_model.safetensors")
     assert model.location.startswith("released/")
+    assert any_workshop.artifacts.list("checkpoints") == []
     assert not job_folder(any_workshop.settings, job_id).exists()
 
 
@@ -412,6 +416,8 @@ def test_the_training_process_sees_no_secret(
         "TUNEGATE_KEY_PEPPER": "pepper",
         "OPENAI_API_KEY": "sk-tg-1",
         "MY_BROKER": "redis://user:word@host/0",
+        "AZURE_STORAGE_CONNECTION_STRING": "AccountKey=x",
+        "https_proxy": "http://user:word@proxy:3128",
         "SOME_PASSWORD": "word",
     }
     for name, value in {**hidden, "TOKENIZERS_PARALLELISM": "false"}.items():
@@ -480,3 +486,106 @@ def test_a_sweep_removes_work_folders_of_finished_jobs(workshop: Any) -> None:
         job_folder(workshop.settings, job_id).mkdir(parents=True)
     sweep(workshop.settings, workshop.factory)
     assert [path.name for path in workshop.settings.work_dir.iterdir()] == [waiting]
+
+
+class FlakyStore(LocalFileSystem):  # type: ignore[misc]
+    """A store whose first write fails, with an error that is no OSError."""
+
+    opened = 0
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if "w" in mode:
+            self.opened += 1
+            if self.opened == 1:
+                raise RuntimeError("request timed out")
+        return super().open(path, mode, **options)
+
+
+def test_a_store_that_fails_for_a_checkpoint_ends_no_healthy_attempt(
+    workshop: Any, rules: Callable[..., str]
+) -> None:
+    job_id = workshop.new_job()
+    root = workshop.settings.artifacts.removeprefix("file://")
+    flaky = ArtifactStore(FlakyStore(auto_mkdir=True), root)
+    job = workshop.run_to_the_end(workshop.supervisor(passes(rules), artifacts=flaky), job_id)
+    assert (job.status, job.attempt) == ("succeeded", 1)
+    assert "Checkpoint at step 3 was not stored" in workshop.messages(job_id)
+
+
+def test_a_commit_whose_answer_was_lost_keeps_the_released_bundle(
+    workshop: Any, rules: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = workshop.new_job()
+    publish = Publisher.publish
+    outcomes: list[str] = []
+
+    def lose_the_first_answer(publisher: Publisher, ended: Any) -> str:
+        outcomes.append(publish(publisher, ended))
+        if len(outcomes) == 1:
+            raise OperationalError("COMMIT", {}, Exception("connection lost"))
+        return outcomes[-1]
+
+    monkeypatch.setattr(Publisher, "publish", lose_the_first_answer)
+    job = workshop.run_to_the_end(workshop.supervisor(passes(rules)), job_id)
+    assert outcomes == ["succeeded", "succeeded"]
+    assert workshop.artifacts.exists(f"{job.artifact}/adapter_model.safetensors")
+    assert len([key for key in workshop.artifacts.list("files") if job.result_file_id in key]) == 1
+
+
+def test_a_heartbeat_goes_on_after_any_error(
+    workshop: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = workshop.new_job()
+    lease = Lease(job_id, 1, "w1")
+    with workshop.transaction() as session:
+        attempts.claim(session, job_id, 1, "w1", 60.0)
+    beats: list[int] = []
+    beat = pulse.heartbeat
+
+    def fail_once(*arguments: Any) -> Any:
+        beats.append(1)
+        if len(beats) == 1:
+            raise ValueError("a driver's own error")
+        return beat(*arguments)
+
+    monkeypatch.setattr(pulse, "heartbeat", fail_once)
+    workshop.change(job_id, pause_requested=True)
+    with pulse.Pulse(workshop.factory, lease, 60.0, 0.05) as running:
+        eventually(lambda: running.control.pause)
+
+
+def test_a_job_that_was_paused_before_its_validation_is_validated_after_it(
+    workshop: Any, rules: Callable[..., str]
+) -> None:
+    job_id = workshop.new_job()
+    job = workshop.job(job_id)
+    with workshop.transaction() as session:
+        pause(session, job.organization_id, job_id)
+        resume(session, job.organization_id, job_id)
+    assert workshop.job(job_id).status == "validating_files"
+    job = workshop.run_to_the_end(workshop.supervisor(passes(rules)), job_id)
+    assert (job.status, job.attempt) == ("succeeded", 2)
+    messages = workshop.messages(job_id)
+    assert f"Validating training file: {job.training_file_id}" in messages
+    assert "Files validated, moving job to queued state" in messages
+
+
+def test_what_a_process_counts_is_shown_until_its_stage_ends(
+    workshop: Any, eventually: Any, rules: Callable[..., str]
+) -> None:
+    job_id = workshop.new_job()
+    script = f"""
+validated()
+say("stage", stage="evaluating")
+say("progress", stage="evaluating", done=3, total=9)
+while not (work / "go").exists():
+    time.sleep(0.05)
+say("stage", stage="publishing")
+result('passed', {rules("passed")})
+"""
+    thread = workshop.in_background(workshop.supervisor(script), job_id)
+    shown = eventually(lambda: workshop.job(job_id).progress)
+    assert shown == {"stage": "evaluating", "done": 3, "total": 9}
+    (job_folder(workshop.settings, job_id) / "go").touch()
+    thread.join()
+    assert (workshop.job(job_id).status, workshop.job(job_id).progress) == ("succeeded", None)

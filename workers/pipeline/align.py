@@ -53,7 +53,7 @@ def read_pairs(path: Path, tokenizer: Any, max_length: int) -> list[TokenRow]:
     """Rows of a JSON Lines file with `prompt` and `response`. Raises PipelineFailure with line."""
     rows = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFailure(
             "invalid_training_file", f"{path}: cannot be read ({error})"
@@ -63,7 +63,7 @@ def read_pairs(path: Path, tokenizer: Any, max_length: int) -> list[TokenRow]:
             continue
         try:
             value = json.loads(line)
-            prompt, response = value["prompt"], value["response"]
+            prompt, response = str(value["prompt"]), str(value["response"])
         except (ValueError, KeyError, TypeError) as error:
             raise PipelineFailure(
                 "invalid_training_file",

@@ -2,7 +2,6 @@
 
 import argparse
 import ctypes
-import errno
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.pipeline.emit import Emit, JsonLines
-from workers.pipeline.failure import PipelineFailure, Stopped
+from workers.pipeline.failure import PipelineFailure, Stopped, is_storage_full
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED = 0, 10, 15
 PARENT_VARIABLE = "TUNEGATE_PARENT_PID"
@@ -44,8 +43,8 @@ def guarded(action: Callable[[], object], emit: Emit) -> int:
         _fail(emit, failure)
     except MemoryError:
         _fail(emit, _out_of_memory())
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if is_storage_full(error):
             _fail(
                 emit,
                 PipelineFailure(
@@ -54,10 +53,7 @@ def guarded(action: Callable[[], object], emit: Emit) -> int:
                     retryable=True,
                 ),
             )
-        else:
-            _unexpected(emit, error)
-    except Exception as error:
-        if _is_out_of_memory(error):
+        elif _is_out_of_memory(error):
             _fail(emit, _out_of_memory())
         else:
             _unexpected(emit, error)

@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
+import transformers
 from pydantic import TypeAdapter
 
 from evaluators.diversity.intra import diversity_metrics
@@ -20,12 +24,14 @@ from jobspec.chat import ChatRow
 from jobspec.frozen import Frozen
 from jobspec.spec import EvaluationOptions
 from workers.pipeline.emit import Emit
-from workers.pipeline.failure import Stopped
+from workers.pipeline.failure import PipelineFailure, Stopped
+from workers.pipeline.models import LoadedModel
 from workers.pipeline.rows import TokenRow, conversation
 from workers.pipeline.scoring import row_losses
 from workers.pipeline.sections import Sections
 
 LABEL_WORDS = 8
+UTILITY_ROWS = 200
 OPEN_ENDED = {"temperature": 1.0, "top_p": 0.9}
 
 _GENERATIONS = TypeAdapter(list[list[Generation]])
@@ -57,14 +63,18 @@ class EvaluationPlan(NamedTuple):
 
     def key(self, fingerprint: str, scorer: EmbeddedScorer) -> str:
         """Names a measurement of the model with this fingerprint under this plan."""
+        utility = self.utility
         parts = [
             fingerprint,
             scorer.coefficients_sha256,
             self.options.model_dump_json(),
-            json.dumps(self.prompt_sets, sort_keys=True),
-            str(self.seed),
-            self.utility.kind,
-            *(str(row.ids) for row in self.utility.rows),
+            json.dumps([[kind, [p.text for p in prompts]] for kind, prompts in self.safety]),
+            json.dumps([prompt.text for prompt in self.open_ended]),
+            json.dumps([OPEN_ENDED, self.seed, utility.kind, utility.max_label_tokens]),
+            json.dumps([list(utility.prompts), list(utility.labels)]),
+            *(str((row.ids, row.labels)) for row in utility.rows),
+            transformers.__version__,
+            torch.__version__,
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
@@ -175,10 +185,8 @@ def measure(
             responses[0].text for responses in ask("utility", plan.utility.prompts, limit)
         ]
     else:
-        if stop():
-            raise Stopped
         utility_nll = sections.get(
-            "utility", _LOSSES, lambda: row_losses(model, plan.utility.rows, options.batch_size)
+            "utility", _LOSSES, lambda: _finite_losses(model, plan.utility.rows, options, stop)
         )
     return Measurement(
         samples=tuple(samples),
@@ -189,6 +197,22 @@ def measure(
         utility_answers=utility_answers,
         utility_nll=utility_nll,
     )
+
+
+def baseline(
+    model: Any,
+    base: LoadedModel,
+    scorer: EmbeddedScorer,
+    plan: EvaluationPlan,
+    cache: Path,
+    emit: Emit,
+    stop: Callable[[], bool],
+) -> Measurement:
+    """The base model's measurement (`model` with its adapter off), from the cache where an equal
+    one was made before."""
+    sections = Sections(cache / plan.key(base.fingerprint, scorer))
+    with model.disable_adapter():
+        return measure(model, base.tokenizer, scorer, plan, sections, "base model", emit, stop)
 
 
 def metrics_of(
@@ -242,6 +266,19 @@ def generate_or_stop(*arguments: Any, **options: Any) -> list[list[Generation]]:
         raise Stopped from error
 
 
+def _finite_losses(
+    model: Any, rows: Sequence[TokenRow], options: EvaluationOptions, stop: Callable[[], bool]
+) -> list[float]:
+    losses = row_losses(model, rows, options.batch_size, stop)
+    if not all(math.isfinite(loss) for loss in losses):
+        raise PipelineFailure(
+            "internal_error",
+            "The tuned model's loss is not finite: tuning diverged. Lower "
+            "learning_rate_multiplier and create the job again.",
+        )
+    return losses
+
+
 def _take(prompts: Sequence[Prompt], count: int | None) -> tuple[Prompt, ...]:
     if count is None:
         return tuple(prompts)
@@ -255,14 +292,20 @@ def _utility(
     rows: Sequence[TokenRow],
     held_out: bool,
 ) -> UtilityTask:
-    chosen = list(zip(chat, rows, strict=True))[: options.utility_rows]
+    # A row that was cut may have lost its answer, and its whole prompt may not fit.
+    whole = [(row, tokens) for row, tokens in zip(chat, rows, strict=True) if not tokens.truncated]
+    chosen = (whole or list(zip(chat, rows, strict=True)))[: options.utility_rows or UTILITY_ROWS]
     prompts, labels = [], []
     for row, _ in chosen:
         place = max(index for index, message in enumerate(row.messages) if message.trained)
         prompts.append(conversation(row.messages[:place]))
         labels.append(row.messages[place].content)
-    is_label_task = held_out and all(
-        0 < len(label.split()) <= LABEL_WORDS and "\n" not in label.strip() for label in labels
+    is_label_task = (
+        held_out
+        and bool(whole)
+        and all(
+            0 < len(label.split()) <= LABEL_WORDS and "\n" not in label.strip() for label in labels
+        )
     )
     longest = max(len(tokenizer(label, add_special_tokens=False)["input_ids"]) for label in labels)
     return UtilityTask(

@@ -1,9 +1,11 @@
 """How the pipeline says that a job cannot go on, in words for the person who sent it."""
 
+import errno
 from collections.abc import Sequence
 from typing import Literal
 
 FailureCode = Literal[
+    "invalid_spec",
     "invalid_training_file",
     "invalid_validation_file",
     "invalid_n_examples",
@@ -37,3 +39,16 @@ class PipelineFailure(Exception):
 
 class Stopped(Exception):
     """SIGTERM arrived: the attempt ends here and its last checkpoint is complete."""
+
+
+def is_storage_full(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, means that a disk has no room left.
+
+    safetensors raises an exception of its own, with the system's number in its text only.
+    """
+    while error is not None:
+        number = getattr(error, "errno", None)
+        if number in (errno.ENOSPC, errno.EDQUOT) or f"os error {errno.ENOSPC}" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

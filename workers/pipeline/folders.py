@@ -21,7 +21,7 @@ def file_lock(path: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
+def write_folder(target: Path, fill: Callable[[Path], object]) -> None:
     """Make `target` from what `fill` writes into a temporary folder beside it, then rename.
 
     An error or a crash leaves no `target`; an existing one is replaced.
@@ -47,10 +47,12 @@ def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
         raise
 
 
-def cached_folder(target: Path, fill: Callable[[Path], None]) -> Path:
+def cached_folder(target: Path, fill: Callable[[Path], object]) -> Path:
     """`target`, made by `fill` if it is not there yet; concurrent callers make it once."""
     if not target.is_dir():
         with file_lock(target.parent / f".{target.name}.lock"):
+            for stale in target.parent.glob(f".{target.name}-*"):
+                shutil.rmtree(stale, ignore_errors=True)
             if not target.is_dir():
                 write_folder(target, fill)
     return target

@@ -11,6 +11,7 @@ from jobspec.local import LocalSpecError, load_local_spec
 from workers.pipeline.align import AlignmentRecipe, align, packaged
 from workers.pipeline.emit import Emit
 from workers.pipeline.failure import PipelineFailure, Stopped
+from workers.pipeline.folders import write_folder
 from workers.pipeline.run import run_job
 
 
@@ -22,13 +23,15 @@ def run_local(spec_path: Path, out: Path, emit: Emit, stop: Callable[[], bool]) 
     try:
         spec = load_local_spec(spec_path)
     except LocalSpecError as error:
-        raise PipelineFailure("invalid_training_file", str(error)) from error
+        raise PipelineFailure("invalid_spec", str(error)) from error
     report = run_job(spec, out / "work", emit, stop)
     passed = report["gate"]["verdict"] == "passed"
     for name in ("released", "quarantine"):
         shutil.rmtree(out / name, ignore_errors=True)
     target = out / ("released" if passed else "quarantine")
-    shutil.copytree(out / "work" / "bundle", target)
+    write_folder(
+        target, lambda folder: shutil.copytree(out / "work" / "bundle", folder, dirs_exist_ok=True)
+    )
     shutil.copyfile(target / "report.json", out / "report.json")
 
 

@@ -24,7 +24,7 @@ from jobspec.catalogue import (
     HubSource,
     LoraDefaults,
 )
-from workers.pipeline.failure import PipelineFailure
+from workers.pipeline.failure import PipelineFailure, is_storage_full
 from workers.pipeline.folders import cached_folder
 from workers.pipeline.hashing import file_sha256, folder_sha256
 
@@ -54,9 +54,11 @@ def load_base(entry: BaseModelEntry, cache_dir: Path) -> LoadedModel:
             folder, dtype=DTYPES[entry.dtype], use_safetensors=True, **arguments
         )
     except (OSError, ValueError) as error:
+        if is_storage_full(error):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise PipelineFailure(
-            "model_unavailable",
-            f"The base model {entry.name} cannot be loaded: {str(error).splitlines()[0]}",
+            "model_unavailable", f"The base model {entry.name} cannot be loaded: {reason}"
         ) from error
     if tokenizer.chat_template is None:
         raise PipelineFailure(
@@ -138,7 +140,11 @@ def _aligned(entry: BaseModelEntry, source: AlignedSource, cache_dir: Path) -> P
         )
     adapter = _adapter_folder(source.adapter)
     base, revision = model_folder(entry.aligned_from, cache_dir)
-    base_key = Path(base).name if Path(base).is_dir() else f"{base}@{revision}"
+    if isinstance(entry.aligned_from.source, FolderSource):
+        base_key = folder_sha256(Path(base))
+    else:
+        # A conversion's folder is named by its content, a hub's model by its revision.
+        base_key = f"{Path(base).name if revision is None else base}@{revision}"
     key = _cache_key(base_key, folder_sha256(adapter), entry.dtype)
     target = cache_dir / "models" / f"aligned-{key}"
 
@@ -171,11 +177,14 @@ def _adapter_folder(reference: str) -> Path:
 
 
 def _fingerprint(model: Any, tokenizer: Any) -> str:
-    """Hash of all weights and of the chat template; names a baseline in the cache."""
+    """Hash of all weights, the vocabulary and the chat template; names a baseline in the cache."""
     digest = hashlib.sha256(str(tokenizer.chat_template).encode())
+    for token, index in sorted(tokenizer.get_vocab().items()):
+        digest.update(f"{index} {token}\n".encode(errors="replace"))
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().data)
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -205,9 +214,3 @@ def attach_adapter(model: Any, lora: LoraDefaults, seed: int) -> Any:
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
     """The adapter's tensors by name, in a fixed order."""
     return {name: p for name, p in sorted(model.named_parameters()) if p.requires_grad}
-
-
-def copy_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save the tokenizer's files beside an adapter."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)

@@ -1,6 +1,6 @@
 """From chat rows to token rows: what is read, and which tokens carry loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,7 @@ class RowTooLong(ValueError):
     def __init__(self, tokens: int, limit: int) -> None:
         self.tokens = tokens
         self.limit = limit
-        super().__init__(f"{tokens} tokens, the limit is {limit}")
+        super().__init__(f"at least {tokens} tokens, the limit is {limit}")
 
 
 def encode_row(
@@ -53,6 +53,10 @@ def encode_row(
     labels: list[int] = []
     for text, trained in _pieces(tokenizer, row.messages):
         tokens = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if len(ids) > max_length:
+            # Rendering grows with the square of the turns; a row that is too long already need
+            # not be read to its end.
+            break
         ids += tokens
         labels += _trained_labels(tokens, tokenizer) if trained else [IGNORED_LABEL] * len(tokens)
     if len(ids) <= max_length:
@@ -75,8 +79,7 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
-def _pieces(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[tuple[str, bool]]:
-    pieces: list[tuple[str, bool]] = []
+def _pieces(tokenizer: Any, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, bool]]:
     written = ""
     for index, message in enumerate(messages):
         if message.role != "assistant":
@@ -87,10 +90,9 @@ def _pieces(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[tuple[str, 
             raise TemplateMismatch(
                 f"the chat template rewrites the conversation before messages[{index}]"
             )
-        pieces.append((before[len(written) :], False))
-        pieces.append((after[len(before) :], message.trained))
+        yield before[len(written) :], False
+        yield after[len(before) :], message.trained
         written = after
-    return pieces
 
 
 def _render(tokenizer: Any, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> str:

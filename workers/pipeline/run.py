@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from defenses.losses import response_nll_B
 from defenses.panacea.perturbation import apply_perturbation
@@ -22,13 +23,12 @@ from jobspec.hyperparameters import ResolvedHyperparameters, resolve
 from jobspec.spec import JobSpec
 from workers.pipeline.emit import Emit
 from workers.pipeline.evaluate import (
-    EvaluationPlan,
-    Measurement,
+    baseline,
     measure,
     metrics_of,
     plan_evaluation,
 )
-from workers.pipeline.failure import Stopped
+from workers.pipeline.failure import PipelineFailure, Stopped
 from workers.pipeline.models import LoadedModel, attach_adapter, load_base, trainable
 from workers.pipeline.perturb import perturb
 from workers.pipeline.publish import (
@@ -41,7 +41,7 @@ from workers.pipeline.report import SUMMARY, Facts, build_report
 from workers.pipeline.rows import collate
 from workers.pipeline.sections import Sections
 from workers.pipeline.trusted import alignment_rows, harmful_rows
-from workers.pipeline.tune import TuneData, TuneSettings, steps_per_epoch, tune
+from workers.pipeline.tune import TuneData, TuneSettings, total_steps, tune
 from workers.pipeline.validate import Dataset, load_dataset, overlap
 
 
@@ -74,11 +74,12 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
     work.mkdir(parents=True, exist_ok=True)
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    policy = default_policy() if spec.policy is None else Policy.model_validate(spec.policy)
+    policy = _policy(spec)
     stages = Stages(emit)
 
     with stages.stage("validating"):
         base = load_base(spec.model, spec.cache_dir)
+        _check_stop(stop)
         training, validation, data_report = _load_data(spec, base)
         hyper = resolve(spec.hyperparameters, len(training.rows), spec.model.lora.batch_size)
         data = TuneData(
@@ -98,9 +99,7 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
         )
         scorer = EmbeddedScorer.load()
         model = attach_adapter(base.model, spec.model.lora, spec.seed)
-        steps = hyper.n_epochs * steps_per_epoch(
-            len(data.user), len(data.alignment), hyper.batch_size
-        )
+        steps = total_steps(len(data.user), hyper)
         emit(
             "validated",
             hyperparameters=hyper.model_dump(),
@@ -121,26 +120,28 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
         )
         tuned = tune(model, data, settings, work, emit, stop)
 
-    sections = Sections(work / "evaluation" / settings.key[:16])
     with stages.stage("perturbing"):
         perturbed = perturb(
             model,
-            base.tokenizer,
             tuned,
             data.harmful,
             spec.defense.perturbation,
             policy,
             plan,
             scorer,
+            base,
             spec.model.lora.alpha / spec.model.lora.rank,
-            sections,
+            work / "evaluation",
+            spec.cache_dir / "baselines",
             emit,
             stop,
         )
 
     with stages.stage("evaluating"):
         with stages.timed("evaluating_base"):
-            reference = _baseline(spec, model, base, scorer, plan, emit, stop)
+            reference = baseline(
+                model, base, scorer, plan, spec.cache_dir / "baselines", emit, stop
+            )
         folder = work / "perturbation"
         if perturbed is not None:
             save_perturbation(model, perturbed.eps, perturbed.scale, folder)
@@ -155,7 +156,7 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
                 base.tokenizer,
                 scorer,
                 plan,
-                Sections(sections.folder / adapter_sha256[:16]),
+                Sections(work / "evaluation" / plan.key(adapter_sha256, scorer)),
                 "tuned model",
                 emit,
                 stop,
@@ -204,6 +205,7 @@ def _load_data(spec: JobSpec, base: LoadedModel) -> tuple[Dataset, Dataset | Non
         max_length,
         param="training_file",
         truncate=spec.truncate,
+        max_line_bytes=spec.max_line_bytes,
     )
     report: dict[str, Any] = {"max_length": max_length, "training_file": training.report}
     if spec.validation_file is None:
@@ -214,25 +216,11 @@ def _load_data(spec: JobSpec, base: LoadedModel) -> tuple[Dataset, Dataset | Non
         max_length,
         param="validation_file",
         truncate=spec.truncate,
+        max_line_bytes=spec.max_line_bytes,
         min_rows=1,
     )
     report["validation_file"] = validation.report | overlap(training.chat, validation.chat)
     return training, validation, report
-
-
-def _baseline(
-    spec: JobSpec,
-    model: Any,
-    base: LoadedModel,
-    scorer: EmbeddedScorer,
-    plan: EvaluationPlan,
-    emit: Emit,
-    stop: Callable[[], bool],
-) -> Measurement:
-    """The base model's measurement, from the cache where an equal one was made before."""
-    sections = Sections(spec.cache_dir / "baselines" / plan.key(base.fingerprint, scorer))
-    with model.disable_adapter():
-        return measure(model, base.tokenizer, scorer, plan, sections, "base model", emit, stop)
 
 
 def _estimate(
@@ -269,6 +257,19 @@ def _run_key(
         for row in rows:
             digest.update(str((row.ids, row.labels)).encode())
     return digest.hexdigest()
+
+
+def _policy(spec: JobSpec) -> Policy:
+    if spec.policy is None:
+        return default_policy()
+    try:
+        return Policy.model_validate(spec.policy)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise PipelineFailure(
+            "invalid_spec", f"The gate policy is not valid: {where}: {first['msg']}."
+        ) from error
 
 
 def _check_stop(stop: Callable[[], bool]) -> None:

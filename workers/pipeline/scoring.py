@@ -1,25 +1,30 @@
 """Losses of rows without gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from defenses.losses import response_nll_and_accuracy_B
+from workers.pipeline.failure import Stopped
 from workers.pipeline.rows import TokenRow, collate
 
 
-def evaluate_rows(model: Any, rows: Sequence[TokenRow], batch_size: int) -> tuple[float, float]:
-    """Mean response loss (nats a token, mean over rows) and token accuracy, without gradients."""
-    scored = _score_rows(model, rows, batch_size)
+def evaluate_rows(
+    model: Any, rows: Sequence[TokenRow], batch_size: int, stop: Callable[[], bool]
+) -> tuple[float, float]:
+    """Mean response loss (nats a token, mean over rows) and token accuracy; raises Stopped."""
+    scored = _score_rows(model, rows, batch_size, stop)
     correct = sum(row.correct for row in scored)
     tokens = sum(row.tokens for row in scored)
     return sum(row.nll for row in scored) / len(scored), correct / tokens
 
 
-def row_losses(model: Any, rows: Sequence[TokenRow], batch_size: int) -> list[float]:
-    """Mean response loss of each row in the given order (nats a token), without gradients."""
-    return [row.nll for row in _score_rows(model, rows, batch_size)]
+def row_losses(
+    model: Any, rows: Sequence[TokenRow], batch_size: int, stop: Callable[[], bool]
+) -> list[float]:
+    """Mean response loss of each row in the given order (nats a token); raises Stopped."""
+    return [row.nll for row in _score_rows(model, rows, batch_size, stop)]
 
 
 class _RowScore(NamedTuple):
@@ -28,7 +33,9 @@ class _RowScore(NamedTuple):
     tokens: int
 
 
-def _score_rows(model: Any, rows: Sequence[TokenRow], batch_size: int) -> list[_RowScore]:
+def _score_rows(
+    model: Any, rows: Sequence[TokenRow], batch_size: int, stop: Callable[[], bool]
+) -> list[_RowScore]:
     """Batches of similar length; results in the given order."""
     training = model.training
     model.eval()
@@ -37,6 +44,9 @@ def _score_rows(model: Any, rows: Sequence[TokenRow], batch_size: int) -> list[_
     results: dict[int, _RowScore] = {}
     with torch.no_grad():
         for start in range(0, len(order), batch_size):
+            if stop():
+                model.train(training)
+                raise Stopped
             chosen = order[start : start + batch_size]
             batch = collate([rows[index] for index in chosen], device)
             scores = response_nll_and_accuracy_B(model, *batch)

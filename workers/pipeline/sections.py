@@ -1,11 +1,12 @@
 """Results that survive the process: each section of a measurement is computed once and kept."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 Value = TypeVar("Value")
 
@@ -17,13 +18,24 @@ class Sections:
         self.folder = folder
 
     def get(self, name: str, shape: TypeAdapter[Value], compute: Callable[[], Value]) -> Value:
-        """The kept value of a section, else what `compute` returns (and keep it)."""
+        """The kept value of a section, else what `compute` returns (and keep it).
+
+        A file that does not hold a value of this shape is as good as none.
+        """
         path = self.folder / f"{name}.json"
-        if path.is_file():
+        try:
             return shape.validate_json(path.read_bytes())
-        value = compute()
+        except (FileNotFoundError, ValidationError):
+            value = compute()
         self.folder.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(f".{os.getpid()}.tmp")
-        aside.write_bytes(shape.dump_json(value))
-        aside.replace(path)
+        handle, aside = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(shape.dump_json(value))
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(aside).replace(path)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
         return value

@@ -17,7 +17,7 @@ def alignment_rows(
     """D_safe: M rows of the shipped alignment set, half refusals, half harmless answers.
 
     M = min(max(N, 50 batches), the option's cap), so that a small file does not get a defense of
-    a handful of rows, nor a large one an epoch that is longer than its own.
+    a handful of rows.
     """
     options = spec.defense.scheduler
     if options.name == "none":

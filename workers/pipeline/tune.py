@@ -9,7 +9,10 @@ One step, with the scheduler (arXiv 2510.27172, released update):
     v     <- AdamW(v, clip(grad mean sigma_i(v) l_i, 10.0))       l_i from before the theta step
 
 Under perturbation mode "joint" the direction is Panacea's d with this loss in the place of g.
-Steps per epoch = max(ceil(N/b), ceil(M/b)); the shorter stream is restarted.
+An epoch is one pass over the user's set, ceil(N/b) steps; the alignment and harmful streams run on
+across epochs and start anew, shuffled, when they are exhausted. The release takes max(ceil(N/b),
+ceil(M/b)) steps, which is the same for M <= N (its setting: N = M); with a larger alignment set it
+would read the user's rows more often than n_epochs says.
 """
 
 import math
@@ -84,9 +87,9 @@ class Tuned:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-def steps_per_epoch(rows: int, alignment_rows: int, batch_size: int) -> int:
-    """max(ceil(N/b), ceil(M/b)); without an alignment set ceil(N/b)."""
-    return max(math.ceil(rows / batch_size), math.ceil(alignment_rows / batch_size))
+def total_steps(rows: int, hyperparameters: ResolvedHyperparameters) -> int:
+    """n_epochs * ceil(N/b)."""
+    return hyperparameters.n_epochs * math.ceil(rows / hyperparameters.batch_size)
 
 
 def tune(
@@ -102,7 +105,7 @@ def tune(
     Raises Stopped (after writing a checkpoint) when `stop()` turns true, and
     PipelineFailure(internal_error) when the loss stays non-finite.
     """
-    run = _Run(model, data, settings, work, emit)
+    run = _Run(model, data, settings, work, emit, stop)
     run.resume()
     model.train()
     while run.step < run.total_steps:
@@ -119,10 +122,16 @@ class _Run:
     """The state of one tuning run; everything here is in the checkpoint or follows from it."""
 
     def __init__(
-        self, model: Any, data: TuneData, settings: TuneSettings, work: Path, emit: Emit
+        self,
+        model: Any,
+        data: TuneData,
+        settings: TuneSettings,
+        work: Path,
+        emit: Emit,
+        stop: Callable[[], bool],
     ) -> None:
         self.model, self.data, self.settings = model, data, settings
-        self.work, self.emit = work, emit
+        self.work, self.emit, self.stop = work, emit, stop
         self.parameters = trainable(model)
         self.device = next(model.parameters()).device
         hyper, defense = settings.hyperparameters, settings.defense
@@ -149,10 +158,7 @@ class _Run:
         self.harmful = (
             RowStream("harmful", len(data.harmful), size, settings.seed) if self.joint else None
         )
-        self.epoch_steps = max(
-            self.user.batches, 0 if self.alignment is None else self.alignment.batches
-        )
-        self.total_steps = self.epoch_steps * hyper.n_epochs
+        self.total_steps = total_steps(len(data.user), hyper)
         self.step = 0
         self.trained_tokens = 0
         self.skipped_in_a_row = 0
@@ -167,11 +173,11 @@ class _Run:
     def advance(self) -> None:
         """One step of model and scheduler."""
         started = time.monotonic()
-        epoch, place = divmod(self.step, self.epoch_steps)
+        epoch, place = divmod(self.step, self.user.batches)
         ids = self.user.batch(epoch, place)
         user = [self.data.user[i] for i in ids]
         trusted = (
-            [self.data.alignment[i] for i in self.alignment.batch(epoch, place)]
+            [self.data.alignment[i] for i in self.alignment.batch(0, self.step)]
             if self.alignment is not None
             else []
         )
@@ -193,7 +199,7 @@ class _Run:
             coefficient = self.settings.defense.scheduler.alignment_coefficient
             return bds_objective(a_B, l_B, w_B, coefficient)
 
-        loss, norm = self._descend(task_loss, epoch, place)
+        loss, norm = self._descend(task_loss)
         self.step += 1
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._skip()
@@ -221,9 +227,7 @@ class _Run:
         self.metrics["seconds"] = round(time.monotonic() - started, 4)
         self.emit("metrics", step=self.step, total_steps=self.total_steps, **self.metrics)
 
-    def _descend(
-        self, task_loss: Callable[[], Tensor], epoch: int, place: int
-    ) -> tuple[float, float]:
+    def _descend(self, task_loss: Callable[[], Tensor]) -> tuple[float, float]:
         """Gradient, clip and AdamW step; returns the loss and the norm before clipping."""
         parameters = list(self.parameters.values())
         self.optimizer.zero_grad(set_to_none=True)
@@ -232,7 +236,7 @@ class _Run:
             objective.backward()  # type: ignore[no-untyped-call]
             loss = float(objective.detach())
         else:
-            rows = [self.data.harmful[i] for i in self.harmful.batch(epoch, place)]
+            rows = [self.data.harmful[i] for i in self.harmful.batch(0, self.step)]
             batch = collate(rows, self.device)
             options = self.settings.defense.perturbation
             found = panacea_gradients(
@@ -279,10 +283,10 @@ class _Run:
             return
         size = self.settings.hyperparameters.batch_size
         start = (self.step // VALIDATION_EVERY - 1) * size % len(rows)
-        loss, accuracy = evaluate_rows(self.model, rows[start : start + size], size)
+        loss, accuracy = evaluate_rows(self.model, rows[start : start + size], size, self.stop)
         self.metrics |= {"valid_loss": loss, "valid_mean_token_accuracy": accuracy}
         if last:
-            loss, accuracy = evaluate_rows(self.model, rows, 16)
+            loss, accuracy = evaluate_rows(self.model, rows, 16, self.stop)
             self.metrics |= {
                 "full_valid_loss": loss,
                 "full_valid_mean_token_accuracy": accuracy,

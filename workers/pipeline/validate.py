@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobspec.chat import MIN_ROWS, ChatRow, read_chat_rows
+from jobspec.chat import DEFAULT_MAX_LINE_BYTES, MIN_ROWS, ChatRow, read_chat_rows
 from workers.pipeline.failure import FailureCode, PipelineFailure
 from workers.pipeline.rows import RowTooLong, TemplateMismatch, TokenRow, encode_row
 
@@ -31,6 +31,7 @@ def load_dataset(
     *,
     param: str,
     truncate: bool,
+    max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
     min_rows: int = MIN_ROWS,
 ) -> Dataset:
     """Read and tokenise a chat file.
@@ -42,7 +43,7 @@ def load_dataset(
     code: FailureCode = (
         "invalid_validation_file" if param == "validation_file" else "invalid_training_file"
     )
-    chat, found = read_chat_rows(path)
+    chat, found = read_chat_rows(path, max_line_bytes=max_line_bytes)
     if found.error_count:
         raise PipelineFailure(
             code,
@@ -66,20 +67,20 @@ def load_dataset(
             mismatches.append(f"Line {row.line}: {error}.")
         except RowTooLong as error:
             too_long.append(
-                f"Line {row.line}: {error.tokens:,} tokens, the limit is {error.limit:,}"
+                f"Line {row.line}: {error.tokens:,} tokens or more, the limit is {error.limit:,}"
                 + (" and no trained token would be left." if truncate else ".")
             )
     if mismatches:
         raise PipelineFailure(
             code,
-            f"The base model cannot express {len(mismatches)} examples. {mismatches[0]}",
+            f"The base model cannot express {len(mismatches)} of the examples. {mismatches[0]}",
             param=param,
             details=mismatches[:MAX_DETAILS],
         )
     if too_long:
         raise PipelineFailure(
             "context_length_exceeded",
-            f"{len(too_long)} examples are too long. {too_long[0]} Shorten them or split them.",
+            f"{len(too_long)} of the examples are too long. {too_long[0]} Shorten them or split them.",
             param=param,
             details=too_long[:MAX_DETAILS],
         )
