@@ -121,6 +121,7 @@ def prepare(
         policy=job.policy,
         cache_dir=settings.cache_dir,
         threads=settings.worker_threads,
+        max_line_bytes=settings.max_line_bytes,
     )
     path = folder / "spec.json"
     path.write_text(spec.model_dump_json(indent=2), "utf-8")

@@ -72,14 +72,29 @@ def run(
 @models.command()
 def align(
     base: Annotated[str, typer.Argument(help="name of a catalogue entry")],
-    data: Annotated[Path, typer.Option(help="alignment rows, chat JSONL")],
+    data: Annotated[Path, typer.Option(help="refusals: JSON Lines with prompt and response")],
     out: Annotated[Path, typer.Option(help="folder for the alignment adapter")],
+    harmless: Annotated[
+        Path | None, typer.Option(help="harmless rows of the same shape; default: shipped ones")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="training steps")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    dtype: Annotated[
+        str | None, typer.Option(help="of the frozen base: float32 or bfloat16")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train an alignment adapter for a base model."""
-    if not data.is_file():
-        raise CommandError(f"{data}: no such file", USAGE)
-    ended = Pipeline(["align", base, "--data", str(data), "--out", str(out)]).follow()
+    for path in (data, harmless):
+        if path is not None and not path.is_file():
+            raise CommandError(f"{path}: no such file", USAGE)
+    if dtype not in (None, "float32", "bfloat16"):
+        raise CommandError("--dtype is float32 or bfloat16", USAGE)
+    arguments = ["align", base, "--data", str(data), "--out", str(out), "--seed", str(seed)]
+    for name, value in (("harmless", harmless), ("steps", steps), ("dtype", dtype)):
+        if value is not None:
+            arguments += [f"--{name}", str(value)]
+    ended = Pipeline(arguments).follow()
     if ended.exit_code != 0:
         ended.require("result")
     answer(as_json, {"adapter": str(out)}, f"adapter: {out}")

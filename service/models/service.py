@@ -13,6 +13,8 @@ from service.models.schemas import ModelFile, ModelObject
 from service.organizations.service import Caller
 from service.store.models import ReleasedModel
 
+OPERATOR_FILES = ("perturbation/", "evaluation_samples.parquet")
+
 
 class BundleFile(NamedTuple):
     """Where a file of a bundle is stored, and its size."""
@@ -75,10 +77,10 @@ def mark_deleted(
 
 
 def bundle(artifacts: ArtifactStore, row: ReleasedModel) -> list[ModelFile]:
-    """The files of a released model, by name."""
+    """The files of a released model that its tenant may download, by name."""
     return [
         ModelFile(path=key.removeprefix(f"{row.location}/"), bytes=artifacts.size(key))
-        for key in artifacts.list(row.location)
+        for key in _downloadable(artifacts, row)
     ]
 
 
@@ -86,6 +88,13 @@ def bundle_file(artifacts: ArtifactStore, row: ReleasedModel, path: str) -> Bund
     """One file of a released model. Raises ApiError 404."""
     key = f"{row.location}/{path}"
     # Looked up in the listing, so that no path can lead out of the bundle.
-    if key not in artifacts.list(row.location):
+    if key not in _downloadable(artifacts, row):
         raise ApiError(404, f"The model has no file {path}", "file_not_found", "path")
     return BundleFile(key, artifacts.size(key))
+
+
+def _downloadable(artifacts: ArtifactStore, row: ReleasedModel) -> list[str]:
+    """Keys of the bundle without the operator's part: the adapter as it was before the
+    perturbation never passed the gate, and the samples hold the evaluation's prompts."""
+    kept = [f"{row.location}/{name}" for name in OPERATOR_FILES]
+    return [key for key in artifacts.list(row.location) if not key.startswith(tuple(kept))]

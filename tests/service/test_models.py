@@ -9,6 +9,10 @@ import pytest
 from service.fine_tuning.repository import JobRepository
 from service.store.models import ReleasedModel
 
+OPERATOR_FILES = {
+    "perturbation/adapter_before.safetensors": b"not gated",
+    "evaluation_samples.parquet": b"prompts",
+}
 FILES = {
     "adapter_config.json": b"{}",
     "adapter_model.safetensors": b"weights",
@@ -23,7 +27,7 @@ def release(tenant: Any, suffix: str = "") -> str:
         job = JobRepository(session, None).get(job_id)
         name = f"ft:{job.model}:{tenant.organization}:{suffix}:{secrets.token_hex(4)}"
         location = f"released/{job_id}/1"
-        for path, content in FILES.items():
+        for path, content in (FILES | OPERATOR_FILES).items():
             tenant.installation.artifacts.put_stream(f"{location}/{path}", [content])
         session.add(
             ReleasedModel(
@@ -118,3 +122,9 @@ def test_no_path_leads_out_of_a_bundle(local: Any, path: str) -> None:
     answer = local.http.get(f"/v1/models/{release(local)}/files/{path}")
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", sorted(OPERATOR_FILES))
+def test_the_operators_part_of_a_bundle_cannot_be_downloaded(tenant: Any, path: str) -> None:
+    name = release(tenant)
+    assert tenant.http.get(f"/v1/models/{name}/files/{path}").status_code == 404

@@ -80,7 +80,7 @@ def load_dataset(
     if too_long:
         raise PipelineFailure(
             "context_length_exceeded",
-            f"{len(too_long)} of the examples are too long. {too_long[0]} Shorten them or split them.",
+            f"{len(too_long)} of the examples are too long. {too_long[0]} Shorten or split them.",
             param=param,
             details=too_long[:MAX_DETAILS],
         )
