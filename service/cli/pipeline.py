@@ -32,6 +32,7 @@ AsJson = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 TAIL_LINES = 20
 BAD_INPUT = frozenset(
     {
+        "invalid_spec",
         "invalid_training_file",
         "invalid_validation_file",
         "invalid_n_examples",
