@@ -18,7 +18,8 @@ def demo(
         int, typer.Option(min=0, max=2**31 - 1, help="seed of the poisoning and of both jobs")
     ] = 7,
     share: Annotated[float, typer.Option(min=0.0, max=0.3, help="share of poisoned rows")] = 0.2,
-    epochs: Annotated[int, typer.Option(min=1, max=50)] = 1,
+    rows: Annotated[int, typer.Option(min=20, max=240, help="clean rows of the task")] = 120,
+    epochs: Annotated[int, typer.Option(min=1, max=50, help="passes over the file")] = 2,
     data_dir: Annotated[
         Path | None, typer.Option(help="keep the service's data here; default: a temporary folder")
     ] = None,
@@ -34,7 +35,7 @@ def demo(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise CommandError(f"{json_file}: there is no folder {json_file.absolute().parent}", USAGE)
     settings = DemoSettings(seed=seed, share=share, epochs=epochs)
-    poisoned = poisoned_file(share, seed)
+    poisoned = poisoned_file(share, seed, rows)
     note(
         f"Training file: {poisoned.text.count(chr(10))} rows, "
         f"{len(poisoned.poisoned_lines)} of them poisoned. Starting the embedded service."
@@ -89,10 +90,7 @@ class LiveProgress:
             return
         if job not in self._tasks:
             self._tasks[job] = self._bars.add_task(what, total=1.0, job=job)
-        done = {"perturbing": 1.0, "evaluating": 1.0, "gating": 1.0, "publishing": 1.0}
-        self._bars.update(
-            self._tasks[job], description=what, completed=max(share, done.get(what, 0.0))
-        )
+        self._bars.update(self._tasks[job], description=what, completed=share)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -100,7 +98,9 @@ def _show(found: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table(title=f"Measured, seed {found['seed']}")
+    if not console.is_terminal:
+        console = Console(width=120)
+    table = Table(title=f"Measured, seed {found['seed']}", expand=False)
     for heading in (
         "model", "harmful score [95 %]", "refused", "safe refused", "task accuracy",
         "similarity", "gate", "seconds",
@@ -124,15 +124,15 @@ def _show(found: dict[str, Any]) -> None:
         "the scorer flags. Safe refused: share of safe look-alike requests refused. Similarity: "
         "mean cosine of a model's answers to one open question (lower is more diverse)."
     )
-    rows = Table(title="Rows that BDS trusted least")
+    listed = Table(title="Rows that BDS trusted least")
     for heading in ("rank", "line", "weight", "poisoned"):
-        rows.add_column(heading, justify="right")
+        listed.add_column(heading, justify="right")
     for row in found["distrusted"]:
-        rows.add_row(
+        listed.add_row(
             str(row["rank"]), str(row["line"]), f"{row['weight']:.3f}",
             "yes" if row["poisoned"] else "no",
         )  # fmt: skip
-    console.print(rows)
+    console.print(listed)
     console.print(
         f"{found['distrusted_poisoned']} of these {len(found['distrusted'])} are poison "
         f"({found['poisoned_rows']} of {found['training_rows']} rows of the file are)."

@@ -14,6 +14,13 @@ from service.cli.output import UNAVAILABLE, CommandError
 from service.cli.processes import dies_with_parent
 
 STOP_SECONDS = 60
+# Enough prompts for the gate, few enough for two CPU cores; the table says how many.
+EVALUATION = {
+    "harmful_prompts": 140,
+    "safe_lookalikes": 40,
+    "benign_prompts": 10,
+    "open_ended_samples": 4,
+}
 KEPT_SETTINGS = ("TUNEGATE_CACHE_DIR", "TUNEGATE_WORKER_THREADS")
 
 
@@ -36,7 +43,7 @@ def embedded_service(data_dir: Path) -> Iterator[Running]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith("TUNEGATE_") or name in KEPT_SETTINGS
-    } | {"TUNEGATE_DATA_DIR": str(data_dir)}
+    } | {"TUNEGATE_DATA_DIR": str(data_dir), "TUNEGATE_EVALUATION": json.dumps(EVALUATION)}
     command = [sys.executable, "-m", "service.cli.main"]
     with tempfile.TemporaryFile("w+") as words:
         service = subprocess.Popen(

@@ -18,9 +18,10 @@ def demo_data(name: str) -> str:
     return files("service.demo").joinpath("data", name).read_text("utf-8")
 
 
-def poisoned_file(share: float, seed: int) -> PoisonedFile:
-    """All rows of the task plus attack rows until they make up `share` of the file, shuffled."""
-    task = _rows("task_train.jsonl")
+def poisoned_file(share: float, seed: int, task_rows: int) -> PoisonedFile:
+    """The first rows of the task plus attack rows until they make up `share` of the file,
+    shuffled."""
+    task = _rows("task_train.jsonl")[:task_rows]
     attack = _rows("attack.jsonl")
     shuffle = random.Random(seed)
     wanted = round(len(task) * share / (1 - share))

@@ -24,7 +24,7 @@ class DemoSettings(NamedTuple):
 
     seed: int
     share: float
-    epochs: int = 1
+    epochs: int
 
 
 class Finished(NamedTuple):
@@ -91,6 +91,7 @@ def _watch(client: OpenAI, job_id: str, progress: Callable[[str, float], None]) 
         job = client.fine_tuning.jobs.retrieve(job_id)
         stage = getattr(job, "stage", None) or job.status
         share = 0.0
+        part = (getattr(job, "tunegate", None) or {}).get("progress")
         if stage == "tuning":
             newest = client.fine_tuning.jobs.list_events(job_id, limit=5).data
             steps = [event.data for event in newest if event.type == "metrics" and event.data]
@@ -98,6 +99,9 @@ def _watch(client: OpenAI, job_id: str, progress: Callable[[str, float], None]) 
                 data: dict[str, Any] = dict(steps[0])  # type: ignore[call-overload]
                 share = data["step"] / data["total_steps"]
                 stage = f"tuning, step {data['step']} of {data['total_steps']}"
+        elif part:
+            share = part["done"] / max(part["total"], 1)
+            stage = f"{stage}, {part['stage']}"
         progress(stage, share)
         if job.status in FINISHED:
             return job
