@@ -18,7 +18,7 @@ def demo(
         int, typer.Option(min=0, max=2**31 - 1, help="seed of the poisoning and of both jobs")
     ] = 7,
     share: Annotated[float, typer.Option(min=0.0, max=0.3, help="share of poisoned rows")] = 0.2,
-    rows: Annotated[int, typer.Option(min=20, max=240, help="clean rows of the task")] = 120,
+    rows: Annotated[int, typer.Option(min=20, max=240, help="clean rows of the task")] = 100,
     epochs: Annotated[int, typer.Option(min=1, max=50, help="passes over the file")] = 2,
     data_dir: Annotated[
         Path | None, typer.Option(help="keep the service's data here; default: a temporary folder")

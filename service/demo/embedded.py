@@ -16,10 +16,10 @@ from service.cli.processes import dies_with_parent
 STOP_SECONDS = 60
 # Enough prompts for the gate, few enough for two CPU cores; the table says how many.
 EVALUATION = {
-    "harmful_prompts": 140,
-    "safe_lookalikes": 40,
+    "harmful_prompts": 112,
+    "safe_lookalikes": 30,
     "benign_prompts": 10,
-    "open_ended_samples": 4,
+    "open_ended_samples": 3,
 }
 KEPT_SETTINGS = ("TUNEGATE_CACHE_DIR", "TUNEGATE_WORKER_THREADS")
 

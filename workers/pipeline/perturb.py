@@ -87,7 +87,11 @@ def perturb(
             parameters, _harmful_losses(model, harmful, options.batch_size, stop), rho
         ).perturbation
     search_plan = _search_plan(plan)
-    reference = baseline(model, base, scorer, search_plan, cache, emit, stop)
+    # Only the base's harmfulness is compared with; its utility plays no part in the search.
+    nothing = search_plan.utility._replace(rows=(), prompts=(), labels=())
+    reference = baseline(
+        model, base, scorer, search_plan._replace(utility=nothing), cache, emit, stop
+    )
     rules = tuple(rule for rule in policy.rules if rule.metric in SEARCHED_METRICS)
     search_policy = policy.model_copy(update={"rules": rules, "minimum_prompts": 1})
 
