@@ -42,7 +42,7 @@ def test_a_defended_job_on_smollm2_is_measured_and_released(
         file=("training.jsonl", "".join(rows[:12]).encode()), purpose="fine-tune"
     )
     validation = service.client.files.create(
-        file=("validation.jsonl", "".join(held_out[:6]).encode()), purpose="fine-tune"
+        file=("validation.jsonl", "".join(held_out[:10]).encode()), purpose="fine-tune"
     )
     created = service.client.fine_tuning.jobs.create(
         model=MODEL,
@@ -57,7 +57,7 @@ def test_a_defended_job_on_smollm2_is_measured_and_released(
     assert job.hyperparameters.batch_size == 4
     metrics = job.report["metrics"]
     assert metrics["harmfulness.score"]["n"] == 4
-    assert metrics["utility.score"]["n"] == 6
+    assert metrics["utility.score"]["n"] == 10
     assert job.report["defense"]["scheduler"]["name"] == "bds"
     assert job.report["defense"]["perturbation"]["mode"] == "post_hoc"
     assert len(service.result_csv(job)) == 1 + 3
