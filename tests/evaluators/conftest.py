@@ -1,5 +1,3 @@
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,18 +74,6 @@ def embedder() -> MiniLMEmbedder:
     except EmbedderUnavailableError as error:
         pytest.skip(str(error))
     return MiniLMEmbedder()
-
-
-@pytest.fixture(scope="session")
-def data_folder() -> Path:
-    """Labelled data that is not part of the repository."""
-    default = Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = Path(os.environ.get("TUNEGATE_SHARED_DATA", default))
-    if not (folder / "labelled_safety").is_dir():
-        pytest.skip(
-            "no labelled data: set TUNEGATE_SHARED_DATA to a folder that holds labelled_safety/"
-        )
-    return folder
 
 
 class TableEmbedder:

@@ -19,9 +19,9 @@ def packaged():
 
 
 @pytest.fixture(scope="module")
-def refitted(data_folder, embedder):
+def refitted(shared_data, embedder):
     """Embeds about 5,000 responses: minutes on one core."""
-    return fit(data_folder, embedder)
+    return fit(shared_data, embedder)
 
 
 @pytest.mark.slow
@@ -70,8 +70,8 @@ def test_held_out_quality_is_as_reported_for_embedding_and_rules(packaged):
         ("pyrit_scorer_evals", 1290, 0.507),
     ],
 )
-def test_sources_have_their_stated_size_and_balance(data_folder, name, n, share):
-    data = harmful_set(data_folder / "labelled_safety", name)
+def test_sources_have_their_stated_size_and_balance(shared_data, name, n, share):
+    data = harmful_set(shared_data / "labelled_safety", name)
     assert len(data.labels) == n
     assert data.labels.mean() == pytest.approx(share, abs=5e-4)
 
