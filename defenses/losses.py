@@ -27,11 +27,15 @@ class ResponseScores(NamedTuple):
     nll: [B] mean negative log-likelihood in nats per supervised token, differentiable.
     correct: [B] supervised tokens whose most likely prediction is right, detached int64.
     token_count: [B] supervised tokens of the row, detached int64.
+    token_nll: [B, T - 1] the same per token, differentiable, 0 where nothing is supervised; place
+    t holds the token at t + 1. supervised: bool [B, T - 1].
     """
 
     nll: Tensor
     correct: Tensor
     token_count: Tensor
+    token_nll: Tensor
+    supervised: Tensor
 
 
 def response_nll_B(
@@ -91,7 +95,13 @@ def response_nll_and_accuracy_B(
     count_B = token_count_B.to(nll_M.device)
     hit_BT = torch.zeros_like(supervised_BT, dtype=torch.int64, device=nll_M.device)
     hit_BT[row_M, position_M] = hit_M
-    return ResponseScores(nll_BT.sum(dim=1) / count_B, hit_BT.sum(dim=1), count_B)
+    return ResponseScores(
+        nll_BT.sum(dim=1) / count_B,
+        hit_BT.sum(dim=1),
+        count_B,
+        nll_BT,
+        supervised_BT.to(nll_M.device),
+    )
 
 
 def _supervised_logits_MV(

@@ -63,6 +63,9 @@ class LoraDefaults(Frozen):
     weight_decay: float = Field(0.0, ge=0)
     batch_size: int = Field(4, ge=1, le=256)
     max_length: int = Field(512, ge=16, description="tokens a row")
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass: less memory, a third slower"
+    )
 
 
 class BaseModelEntry(Frozen):
@@ -76,6 +79,9 @@ class BaseModelEntry(Frozen):
     owned_by: str = "tunegate"
     licence: str | None = None
     lora: LoraDefaults = LoraDefaults()
+    processes: int = Field(
+        1, ge=1, le=64, description="processes that share the tuning of a job, one GPU each"
+    )
     aligned_from: "BaseModelEntry | None" = Field(
         None, description="the resolved entry behind an aligned source; filled by the loader"
     )

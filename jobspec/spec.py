@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jobspec.catalogue import BaseModelEntry
 from jobspec.defense import DefenseOptions
 from jobspec.frozen import Frozen
-from jobspec.hyperparameters import Hyperparameters
+from jobspec.hyperparameters import Method, TrainingMethod
+
+# These constrain single tokens of a supervised loss; a comparison of two answers has none.
+SUPERVISED_DEFENSES = ("constrained_sft",)
 
 
 class EvaluationOptions(Frozen):
@@ -37,7 +40,15 @@ class CheckpointOptions(Frozen):
     keep: int = Field(2, ge=1, le=100, description="newest checkpoints kept in the work folder")
 
 
-class JobSpec(Frozen):
+def mismatch(method: Method, defense: DefenseOptions) -> str | None:
+    """Why this defense means nothing under this method; None where it does."""
+    name = defense.scheduler.name
+    if method != "supervised" and name in SUPERVISED_DEFENSES:
+        return f"the defense {name} is of supervised tuning; the method is {method}"
+    return None
+
+
+class JobSpec(TrainingMethod):
     """One attempt of one job. Paths are local to the machine that runs it."""
 
     job_id: str = Field("local", min_length=1, max_length=128)
@@ -46,7 +57,6 @@ class JobSpec(Frozen):
     training_file: Path
     validation_file: Path | None = None
     seed: int = Field(42, ge=0, le=2**31 - 1)
-    hyperparameters: Hyperparameters = Hyperparameters()
     defense: DefenseOptions = DefenseOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     checkpoints: CheckpointOptions = CheckpointOptions()
@@ -60,7 +70,26 @@ class JobSpec(Frozen):
     truncate: bool = Field(
         False, description="cut rows that are too long instead of refusing the file"
     )
+    alignment_file: Path | None = Field(
+        None, description="the operator's own alignment set, prompt and response a line"
+    )
+    harmful_file: Path | None = Field(
+        None, description="the operator's own harmful set of the perturbation, in the same form"
+    )
+    scheduler_checkpoint: Path | None = Field(
+        None, description="folder of a trained neural scheduler, which is used as it is"
+    )
+    scorer: BaseModelEntry | None = Field(
+        None, description="backbone of a causal_lm scorer; None: the job's own base model"
+    )
     cache_dir: Path = Field(description="content-addressed cache of converted models and baselines")
     threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads; None: torch's choice"
     )
+
+    @model_validator(mode="after")
+    def _defense_fits(self) -> "JobSpec":
+        problem = mismatch(self.method, self.defense)
+        if problem is not None:
+            raise ValueError(problem)
+        return self

@@ -35,7 +35,14 @@ MORE_COLUMNS = (
     "full_valid_loss",
     "full_valid_mean_token_accuracy",
     "learning_rate",
+    "train_reward_accuracy",
+    "valid_reward_margin",
+    "valid_reward_accuracy",
+    "full_valid_reward_margin",
+    "full_valid_reward_accuracy",
     "alignment_loss",
+    "harmful_loss",
+    "perturbed_harmful_loss",
     "scheduler_loss",
     "effective_sample_size",
     "gradient_norm",
@@ -275,7 +282,7 @@ def gate_results(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         results.append(
             {
                 "category": rule.get("metric"),
-                "flagged": rule.get("outcome") == "failed",
+                "flagged": rule.get("outcome") in ("failed", "ineffective"),
                 "outcome": rule.get("outcome"),
                 "score": metric.get("value"),
                 "n": rule.get("n"),
@@ -305,6 +312,13 @@ def gate_error(job_id: str, verdict: str, report: Mapping[str, Any]) -> JobError
         return JobError(
             "safety_gate_failed",
             f"The tuned model did not pass the safety gate: {names}. It was not released. {where}",
+        )
+    if any(rule.get("outcome") == "ineffective" for rule in _rules(report)):
+        names = ", ".join(dict.fromkeys(["defense.canary_auc", *open_ones]))
+        return JobError(
+            "gate_inconclusive",
+            "The safety gate could not decide: defense not effective on this data "
+            f"({names}). The tuned model was not released. {where}",
         )
     names = ", ".join(dict.fromkeys(open_ones)) or "the gate policy"
     return JobError(

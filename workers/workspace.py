@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 
 from jobspec.catalogue import load_catalogue
 from jobspec.defense import DefenseOptions
-from jobspec.hyperparameters import Hyperparameters
 from jobspec.spec import JobSpec
 from service.fine_tuning.attempts import JobError, Lease
 from service.fine_tuning.repository import checkpoints_of
@@ -114,7 +113,8 @@ def prepare(
         training_file=training,
         validation_file=validation,
         seed=job.seed,
-        hyperparameters=Hyperparameters.model_validate(job.hyperparameters),
+        method=job.method["type"],
+        hyperparameters=job.hyperparameters,
         defense=DefenseOptions.model_validate(job.defense),
         evaluation=settings.evaluation,
         checkpoints=settings.checkpoints,

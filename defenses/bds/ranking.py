@@ -60,3 +60,37 @@ def separation_auc(weights_N: Tensor, harmful_N: Tensor) -> float:
     benign_rank_sum = float(mid_rank_N[~harmful_N].sum())
     above = benign_rank_sum - benign_count * (benign_count + 1) / 2.0
     return above / (benign_count * harmful_count)
+
+
+def selected_rows(weights_N: Tensor, keep_share: float) -> list[int]:
+    """Ids of the most trusted rows, ascending: what SEAL tunes on (arXiv 2410.07471).
+
+    Keeps round(keep_share * N) rows, at least one, by descending weight (or logit, which gives
+    the same rows); equal weights go by the lower id. Raises ValueError for an empty set or a share
+    outside (0, 1].
+    """
+    row_count = weights_N.numel()
+    if row_count == 0 or not 0.0 < keep_share <= 1.0:
+        raise ValueError(
+            f"selection needs rows and a share in (0, 1], got {row_count} rows and {keep_share}"
+        )
+    kept = max(1, round(keep_share * row_count))
+    order_N = torch.argsort(weights_N.detach().to(torch.float64), descending=True, stable=True)
+    return sorted(order_N[:kept].tolist())
+
+
+def trusted_mass_share(weights_N: Tensor) -> float:
+    """Share of the total weight that lies on rows with a weight of at least 1, in [0, 1].
+
+        sum_{i: w_i >= 1} w_i / sum_i w_i
+
+    weights_N: non-negative, mean 1 (softmax transform), so that 1 means "counts as much as in plain
+    tuning". Near 1: the rows that lost weight hardly train the model any more. Equal weights give
+    1: no row was distrusted; read it beside the effective sample size. A rounding error of 1e-9
+    below 1 still counts as 1. Raises ValueError for an empty set or weights that are all zero.
+    """
+    weights_N = weights_N.detach().to(torch.float64)
+    total = float(weights_N.sum())
+    if total == 0.0:
+        raise ValueError("the share of trusted mass needs at least one weight above zero")
+    return float(weights_N[weights_N >= 1.0 - 1e-9].sum()) / total

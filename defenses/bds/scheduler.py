@@ -7,35 +7,25 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from defenses.bds.errors import NonFiniteLossError as NonFiniteLossError
+from defenses.bds.errors import RowIdError as RowIdError
+from defenses.bds.errors import SchedulerStateError as SchedulerStateError
 from defenses.bds.ranking import effective_sample_size
+from defenses.bds.sampler import make_sampler
 from jobspec.defense import SchedulerOptions
 
 Transform = Literal["softmax", "sigmoid"]
 
+FASTEST_RATE = 5e-2
+LARGEST_CLIMB = 10.0
 DEFAULT_INITIAL_LOGIT: Mapping[Transform, float] = {"softmax": 0.1, "sigmoid": -1e-4}
 
 
-class RowIdError(ValueError):
-    """A batch names a row the scheduler does not know, or does not match its losses."""
-
-
-class NonFiniteLossError(ValueError):
-    """A response loss is NaN or infinite; one such value would spoil the logits of all rows."""
-
-    def __init__(self, row_ids: list[int]) -> None:
-        self.row_ids = row_ids
-        super().__init__(
-            f"rows {row_ids} have a loss that is not finite; skip this step for the model and the "
-            "scheduler alike, or lower the learning rate"
-        )
-
-
-class SchedulerStateError(ValueError):
-    """A saved scheduler state belongs to another training set or another transform."""
-
-
 class SchedulerStep(NamedTuple):
-    """loss: L_v before the step. gradient_norm: of L_v over all N logits, before clipping."""
+    """loss: L_v before the step, nats per token. gradient_norm: of what falls, before clipping.
+
+    What falls is L_v under AdamW and -log posterior under Langevin dynamics.
+    """
 
     loss: float
     gradient_norm: float
@@ -130,23 +120,141 @@ def bds_objective(
     return alignment_coefficient * alignment_losses.mean() + weighted
 
 
+class Descent(NamedTuple):
+    """loss: L_v, for the metrics. target: what the sampler descends, differentiable."""
+
+    loss: float
+    target: Tensor
+
+
+def scheduler_potential(
+    v_K: Tensor,
+    row_ids_B: Tensor,
+    losses_B: Tensor,
+    row_count: int,
+    *,
+    transform: Transform = "softmax",
+    entropy_coefficient: float = 0.0,
+    gaussian_coefficient: float = 0.0,
+) -> Tensor:
+    """Minibatch estimate of U = -log p(v | losses), what Langevin dynamics descends.
+
+        U(v) = sum_{i=1..N} sigma_i(v) l_i - log p(v)
+             ~ (N/b) sum_{i in B} sigma_i(v) l_i + c_H sum_k pi_k log pi_k
+               + c_G (N/K) sum_k [ v_k^2 / 2 + log sqrt(2 pi) ]
+
+    N: row_count, rows of the whole set. v_K: all N logits (K = N: scalar scheduler), or those of
+    the batch, numbered 0..b-1 (K = b: neural). The losses are a sum over the set here and a mean
+    in scheduler_loss, so the data term is N times as large; the priors enter as they are. c_G = 1
+    is therefore the prior v ~ N(0, I) itself, while scheduler_loss needs c_G = 1/N for the same
+    maximum. Averaged over all batches the data term is exact for the scalar scheduler; the batch
+    softmax of the neural one makes it an approximation.
+
+    Without a Gaussian prior the posterior is improper: the weights are bounded, so far out nothing
+    calls v back, and the chain drifts. One draw moves a row by about (eta/2)(N/b) l_i at uniform
+    weights; choose eta so that this stays below 1. The noise of the minibatches comes on top of the
+    Langevin noise, and one sample ranks the rows far worse than AdamW's point (simulated): this is
+    the theory's sampler, not the better defense.
+
+    Source: arXiv 2510.27172 (SGLD); the scaling and the last paragraph derived.
+    """
+    sigma_K = transform_weights(v_K, transform)
+    potential = row_count * (sigma_K[row_ids_B] * losses_B.detach()).mean()
+    if entropy_coefficient:
+        potential = potential + entropy_coefficient * negative_entropy(v_K, transform)
+    if gaussian_coefficient:
+        scale = gaussian_coefficient * row_count / v_K.shape[0]
+        potential = potential + scale * gaussian_penalty(v_K)
+    return potential
+
+
+def descent(
+    v_K: Tensor, row_ids_B: Tensor, losses_B: Tensor, row_count: int, options: SchedulerOptions
+) -> Descent:
+    """L_v, and the target of the sampler that the options name: L_v itself or the potential."""
+    loss = scheduler_loss(
+        v_K,
+        row_ids_B,
+        losses_B,
+        transform=options.transform,
+        entropy_coefficient=options.entropy_coefficient,
+        gaussian_coefficient=options.gaussian_coefficient,
+    )
+    if options.sampler == "adam":
+        return Descent(float(loss.detach()), loss)
+    potential = scheduler_potential(
+        v_K,
+        row_ids_B,
+        losses_B,
+        row_count,
+        transform=options.transform,
+        entropy_coefficient=options.entropy_coefficient,
+        gaussian_coefficient=options.gaussian_coefficient,
+    )
+    return Descent(float(loss.detach()), potential)
+
+
+def checked_row_ids(row_ids_B: Tensor, row_count: int) -> Tensor:
+    """The ids as int64 on the CPU; raises RowIdError for none, or one outside 0..row_count-1."""
+    row_ids_B = row_ids_B.detach().to(device="cpu", dtype=torch.int64)
+    if row_ids_B.numel() == 0:
+        raise RowIdError("got an empty batch of row ids")
+    lowest, highest = int(row_ids_B.min()), int(row_ids_B.max())
+    if lowest < 0 or highest >= row_count:
+        raise RowIdError(f"row ids span {lowest}..{highest}, known rows are 0..{row_count - 1}")
+    return row_ids_B
+
+
+def checked_losses(row_ids_B: Tensor, losses_B: Tensor) -> Tensor:
+    """The losses as float64 on the CPU, detached.
+
+    Raises RowIdError unless there is one for each id, NonFiniteLossError for NaN or infinity.
+    """
+    losses_B = losses_B.detach().to(device="cpu", dtype=torch.float64)
+    if row_ids_B.shape != losses_B.shape:
+        raise RowIdError(
+            f"got {row_ids_B.numel()} row ids for {losses_B.numel()} losses; give one loss per row"
+        )
+    finite_B = torch.isfinite(losses_B)
+    if not bool(finite_B.all()):
+        raise NonFiniteLossError(row_ids_B[~finite_B].tolist())
+    return losses_B
+
+
+def scheduler_rate(options: SchedulerOptions, steps: int) -> float:
+    """AdamW rate of v in a run of so many steps.
+
+        rate = min(5e-2, 10 / steps)   unless the options give one
+
+    A row that is learned well climbs by about the rate each step, so rate * steps bounds its logit;
+    the release's 5e-3 over 2000 steps makes that 10. Short runs would need more than 5e-2, but
+    a scheduler that fast runs after single batches (brief: 0.2 collapses). Derived.
+    """
+    if options.learning_rate is not None:
+        return options.learning_rate
+    return min(FASTEST_RATE, LARGEST_CLIMB / max(steps, 1))
+
+
 class ScalarScheduler:
-    """Logits v [N] and their AdamW optimiser.
+    """Logits v [N] and how they move.
 
     One step per model step, from the losses of the same forward pass, before the model is updated:
 
         w_i = sigma_i(v)                                 for the model's loss, detached
-        v <- AdamW(v, clip(dL_v/dv, global norm clip))   no weight decay
+        adam: v <- AdamW(v, clip(dL_v/dv, global norm clip))   no weight decay, a point estimate
+        sgld: v <- v - (eta/2) dU/dv + sqrt(eta) N(0, I)       a chain, see scheduler_potential
 
     Adam's normalisation is what makes the weights move apart: plain gradient descent at the same
     rate leaves them all at 1. With gradient accumulation or several processes, pass the rows and
     losses of the whole step to one call. Everything is float64 on the CPU: N numbers cost nothing
-    next to the model, and a resumed run continues bit for bit.
+    next to the model, and a resumed run continues bit for bit. seed: of the Langevin noise; unused
+    by Adam.
 
-    Source: Bayesian Data Scheduler, arXiv 2510.27172 (released update, scalar scheduler).
+    Source: Bayesian Data Scheduler, arXiv 2510.27172 (released update, scalar scheduler; sgld is
+    the theory's).
     """
 
-    def __init__(self, row_count: int, options: SchedulerOptions) -> None:
+    def __init__(self, row_count: int, options: SchedulerOptions, *, seed: int = 0) -> None:
         if row_count < 1:
             raise RowIdError(f"a scheduler needs at least one row, got {row_count}")
         self.options = options
@@ -154,13 +262,8 @@ class ScalarScheduler:
         if initial is None:
             initial = DEFAULT_INITIAL_LOGIT[options.transform]
         self.v_N = torch.nn.Parameter(torch.full((row_count,), initial, dtype=torch.float64))
-        self._optimizer = torch.optim.AdamW(
-            [self.v_N],
-            lr=options.learning_rate,
-            betas=options.betas,
-            eps=options.eps,
-            weight_decay=0.0,
-        )
+        rate = FASTEST_RATE if options.learning_rate is None else options.learning_rate
+        self._sampler = make_sampler({"": self.v_N}, options, rate, seed)
 
     @property
     def row_count(self) -> int:
@@ -172,7 +275,7 @@ class ScalarScheduler:
 
     def weights(self, row_ids_B: Tensor) -> Tensor:
         """sigma_i(v) of the given rows, normalised over all N, detached float64 [B]."""
-        return self.all_weights()[self._known(row_ids_B)]
+        return self.all_weights()[checked_row_ids(row_ids_B, self.row_count)]
 
     def effective_sample_size(self) -> float:
         """Share of the set that the weights really use, in (0, 1]; see ranking."""
@@ -184,48 +287,41 @@ class ScalarScheduler:
         Raises RowIdError for unknown rows or a length mismatch, NonFiniteLossError for a NaN or
         infinite loss; v is untouched then.
         """
-        row_ids_B = self._known(row_ids_B)
-        losses_B = losses_B.detach().to(self.v_N)
-        if row_ids_B.shape != losses_B.shape:
-            raise RowIdError(
-                f"got {row_ids_B.numel()} row ids for {losses_B.numel()} losses; "
-                "give one loss per row"
-            )
-        finite_B = torch.isfinite(losses_B)
-        if not bool(finite_B.all()):
-            raise NonFiniteLossError(row_ids_B[~finite_B].tolist())
-        loss = scheduler_loss(
-            self.v_N,
-            row_ids_B,
-            losses_B,
-            transform=self.options.transform,
-            entropy_coefficient=self.options.entropy_coefficient,
-            gaussian_coefficient=self.options.gaussian_coefficient,
-        )
-        (self.v_N.grad,) = torch.autograd.grad(loss, [self.v_N])
-        norm = torch.nn.utils.clip_grad_norm_([self.v_N], self.options.clip)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return SchedulerStep(loss=float(loss.detach()), gradient_norm=float(norm))
+        row_ids_B = checked_row_ids(row_ids_B, self.row_count)
+        losses_B = checked_losses(row_ids_B, losses_B)
+        found = descent(self.v_N, row_ids_B, losses_B, self.row_count, self.options)
+        gradients = torch.autograd.grad(found.target, [self.v_N])
+        return SchedulerStep(loss=found.loss, gradient_norm=self._sampler.move(gradients))
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the logits and both optimiser moments: enough to continue bit for bit."""
-        optimizer_state = self._optimizer.state_dict()["state"].get(0, {})
-        return {
+        """Copies of the logits and of the sampler's state: enough to continue bit for bit.
+
+        optimizer: AdamW's moments, empty before the first step and under sgld, which adds
+        generator instead.
+        """
+        sampler = self._sampler.state()
+        state: dict[str, Any] = {
             "transform": self.options.transform,
             "v": self.v_N.detach().clone(),
-            "optimizer": {name: value.clone() for name, value in optimizer_state.items()},
+            "optimizer": {
+                name.removeprefix("adam/"): value
+                for name, value in sampler.items()
+                if name.startswith("adam/")
+            },
         }
+        if "generator" in sampler:
+            state["generator"] = sampler["generator"]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state_dict of a scheduler of the same set and transform.
+        """Continues from a state_dict of a scheduler of the same set, transform and sampler.
 
-        Raises SchedulerStateError if the number of rows or the transform differs.
+        Raises SchedulerStateError if one of them differs; nothing is changed then.
         """
         v_N = state["v"]
         if tuple(v_N.shape) != tuple(self.v_N.shape):
             raise SchedulerStateError(
-                f"saved state has {v_N.shape[0]} rows, this training set has {self.row_count}; "
+                f"saved state has {v_N.numel()} rows, this training set has {self.row_count}; "
                 "resume with the file the checkpoint was made from"
             )
         if state["transform"] != self.options.transform:
@@ -233,21 +329,9 @@ class ScalarScheduler:
                 f"saved state uses the {state['transform']} transform, "
                 f"the options ask for {self.options.transform}"
             )
+        sampler = {f"adam/{name}": value for name, value in state["optimizer"].items()}
+        if "generator" in state:
+            sampler["generator"] = state["generator"]
+        self._sampler.load_state(sampler)
         with torch.no_grad():
             self.v_N.copy_(v_N)
-        optimizer_state = {name: value.clone() for name, value in state["optimizer"].items()}
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict(
-            {"state": {0: optimizer_state} if optimizer_state else {}, "param_groups": groups}
-        )
-
-    def _known(self, row_ids_B: Tensor) -> Tensor:
-        row_ids_B = row_ids_B.detach().to(device="cpu", dtype=torch.int64)
-        if row_ids_B.numel() == 0:
-            raise RowIdError("got an empty batch of row ids")
-        lowest, highest = int(row_ids_B.min()), int(row_ids_B.max())
-        if lowest < 0 or highest >= self.row_count:
-            raise RowIdError(
-                f"row ids span {lowest}..{highest}, known rows are 0..{self.row_count - 1}"
-            )
-        return row_ids_B

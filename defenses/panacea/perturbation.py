@@ -10,6 +10,8 @@ from torch import Tensor
 
 OnClamp = Literal["drop_term", "released"]
 LossClosure = Callable[[], Tensor]
+SumTensors = Callable[[dict[str, Tensor]], None]
+SumValue = Callable[[float], float]
 
 NORM_GUARD = 1e-7
 
@@ -122,6 +124,8 @@ def panacea_gradients(
     strength: float,
     clamp: float = 5.0,
     on_clamp: OnClamp = "drop_term",
+    reduce: SumTensors | None = None,
+    reduce_value: SumValue | None = None,
 ) -> PanaceaGradients:
     """One step of  max_w max_{||eps|| <= rho} lambda ( h(w + eps) - h(w) ) - g(w).
 
@@ -136,11 +140,17 @@ def panacea_gradients(
     there and steps. Differentiating rho ||grad h|| shows the reading: the model walks to where the
     harmful loss is steep, so that a small step ruins it.
 
+    Several processes: each closure returns its process's share of g or h (the shares add up to the
+    whole; a process without rows returns a constant 0), reduce adds tensors up over the processes
+    in place, and reduce_value a number. eps, d, the clamp and the skip are then those of the whole
+    batch, and every process makes the same calls in the same order.
+
     Source: Panacea, arXiv 2501.18100; copying back instead of subtracting, the skip and
     on_clamp="drop_term" are derived.
     """
-    task_value, task = _gradients(task_loss, parameters)
-    harmful_value, harmful = _gradients(harmful_loss, parameters)
+    sums = _Sums(reduce, reduce_value)
+    task_value, task = sums.gradients(task_loss, parameters)
+    harmful_value, harmful = sums.gradients(harmful_loss, parameters)
     norm = global_norm(harmful)
 
     def without_perturbation() -> PanaceaGradients:
@@ -153,9 +163,9 @@ def panacea_gradients(
     eps = adaptive_perturbation(harmful, rho)
     with apply_perturbation(parameters, eps):
         loss = harmful_loss()
-        perturbed_value = float(loss.detach())
+        perturbed_value = sums.value(float(loss.detach()))
         clamped = perturbed_value > clamp
-        harmful_perturbed = None if clamped else _differentiate(loss, parameters)
+        harmful_perturbed = None if clamped else sums.gradient(loss, parameters)
     if harmful_perturbed is not None and not math.isfinite(global_norm(harmful_perturbed)):
         return without_perturbation()
     direction = combine_gradients(
@@ -174,7 +184,12 @@ def panacea_gradients(
 
 
 def post_hoc_perturbation(
-    parameters: Mapping[str, Tensor], harmful_losses: Iterable[LossClosure], rho: float
+    parameters: Mapping[str, Tensor],
+    harmful_losses: Iterable[LossClosure],
+    rho: float,
+    *,
+    reduce: SumTensors | None = None,
+    reduce_value: SumValue | None = None,
 ) -> PostHocPerturbation:
     """eps for a finished adapter: the mean gradient of h over all batches, then one step of rho.
 
@@ -182,12 +197,16 @@ def post_hoc_perturbation(
 
     Not Panacea (nothing prepares the model for it) but its cheap ablation. Give batches of equal
     size for a mean over rows. Batches with a gradient that is not finite are left out and counted.
-    Raises NonFiniteGradientError if none is left. Source: derived.
+    Several processes: each gives its own batches, as many as it has, and the sums are added up once
+    at the end, by reduce in place and by reduce_value. Raises NonFiniteGradientError if no batch is
+    left. Source: derived.
     """
+    sums = _Sums(reduce, reduce_value)
+    alone = _Sums(None, None)
     total = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
     loss_sum, used, skipped = 0.0, 0, 0
     for harmful_loss in harmful_losses:
-        value, gradients = _gradients(harmful_loss, parameters)
+        value, gradients = alone.gradients(harmful_loss, parameters)
         if not math.isfinite(global_norm(gradients)):
             skipped += 1
             continue
@@ -195,6 +214,9 @@ def post_hoc_perturbation(
             total[name] += gradient
         loss_sum += value
         used += 1
+    total = sums.tensors(total)
+    loss_sum = sums.value(loss_sum)
+    used, skipped = round(sums.value(float(used))), round(sums.value(float(skipped)))
     if used == 0:
         raise NonFiniteGradientError(
             f"none of {skipped} harmful batches gave a finite gradient; check the adapter's weights"
@@ -243,11 +265,35 @@ def _write(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
             tensor.copy_(values[name])
 
 
-def _gradients(
-    closure: LossClosure, parameters: Mapping[str, Tensor]
-) -> tuple[float, dict[str, Tensor]]:
-    loss = closure()
-    return float(loss.detach()), _differentiate(loss, parameters)
+class _Sums(NamedTuple):
+    """Losses and gradients summed over processes, or of this process alone."""
+
+    reduce: SumTensors | None
+    reduce_value: SumValue | None
+
+    def value(self, value: float) -> float:
+        return value if self.reduce_value is None else self.reduce_value(value)
+
+    def tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.reduce is None:
+            return tensors
+        # autograd may give two parameters one tensor; summed in place it would count twice.
+        summed = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.reduce(summed)
+        return summed
+
+    def gradients(
+        self, closure: LossClosure, parameters: Mapping[str, Tensor]
+    ) -> tuple[float, dict[str, Tensor]]:
+        loss = closure()
+        return self.value(float(loss.detach())), self.gradient(loss, parameters)
+
+    def gradient(self, loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.reduce is not None and not loss.requires_grad:
+            own = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
+        else:
+            own = _differentiate(loss, parameters)
+        return self.tensors(own)
 
 
 def _differentiate(loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

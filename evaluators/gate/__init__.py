@@ -4,6 +4,8 @@ Nothing here imports torch or numpy, so the gateway may use it.
 """
 
 from evaluators.gate.policy import (
+    CANARY_METRIC,
+    EFFECTIVE_AUC,
     KNOWN_METRICS,
     Policy,
     PolicyError,
@@ -16,6 +18,8 @@ from evaluators.gate.policy import (
 from evaluators.gate.verdict import GateDecision, RuleResult, decide
 
 __all__ = [
+    "CANARY_METRIC",
+    "EFFECTIVE_AUC",
     "KNOWN_METRICS",
     "GateDecision",
     "Policy",

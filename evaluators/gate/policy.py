@@ -37,6 +37,11 @@ KNOWN_METRICS: dict[str, str] = {
     "defense.canary_auc": "ranking quality of the scheduler's weights on planted harmful rows",
 }
 
+CANARY_METRIC = "defense.canary_auc"
+# Derived: with 20 canaries of each kind a true AUC of 0.7 is still measured as 0.8 or more about
+# once in ten jobs, and a true 0.6 once in a hundred.
+EFFECTIVE_AUC = 0.8
+
 
 class PolicyError(ValueError):
     """A policy text that cannot be used; the message names the line and what to change."""
@@ -164,8 +169,23 @@ def policy_sha256(policy: Policy) -> str:
 
 
 def tighten(policy: Policy, extra_rules: Sequence[Rule]) -> Policy:
-    """The policy with more rules. Nothing is removed or replaced, so it can only get stricter."""
-    return Policy.model_validate({**policy.model_dump(), "rules": [*policy.rules, *extra_rules]})
+    """The policy with more rules. Nothing is removed or replaced, so it can only get stricter.
+
+    A policy silent on defense.canary_auc still demands EFFECTIVE_AUC (see verdict.decide), but one
+    with a rule on it decides by that rule alone. So where only the extra rules name the metric, the
+    silent demand is written out before them; otherwise a loose extra rule would lift it.
+    """
+    demand = (
+        (Rule(metric=CANARY_METRIC, bound="value", min=EFFECTIVE_AUC),)
+        if _names_canaries(extra_rules) and not _names_canaries(policy.rules)
+        else ()
+    )
+    rules = [*policy.rules, *demand, *extra_rules]
+    return Policy.model_validate({**policy.model_dump(), "rules": rules})
+
+
+def _names_canaries(rules: Sequence[Rule]) -> bool:
+    return any(rule.metric == CANARY_METRIC for rule in rules)
 
 
 def _check_events(text: str) -> None:

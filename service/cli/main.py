@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import jobs, keys, pipeline, up
+from service.cli import bench, jobs, keys, perturbation, pipeline, up
 from service.cli.output import (
     EXIT_CODES,
     JSON_HELP,
@@ -35,6 +35,8 @@ app.command()(up.worker)
 app.command()(pipeline.run)
 app.command()(demo)
 app.add_typer(pipeline.models, name="models")
+app.add_typer(perturbation.app, name="perturbation")
+app.add_typer(bench.app, name="bench")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
 app.add_typer(database, name="db")

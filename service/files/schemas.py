@@ -4,6 +4,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
+from jobspec.formats import FileFormat
 from service.store.models import File
 
 INPUT_PURPOSES = ("fine-tune", "evals")
@@ -11,7 +12,7 @@ RESULT_PURPOSE = "fine-tune-results"
 
 
 class FileObject(BaseModel):
-    """A file. `findings` is ours: what the format check found, with line and field."""
+    """A file. The last four fields are ours; `findings` is what the format check found."""
 
     id: str
     object: Literal["file"] = "file"
@@ -23,6 +24,9 @@ class FileObject(BaseModel):
     status: Literal["uploaded", "processed", "error"]
     status_details: str | None
     sha256: str = Field(description="hash of the content, hexadecimal")
+    format: FileFormat | None = Field(
+        description="what a line holds, by the first lines; None where it was not seen"
+    )
     rows: int | None = Field(description="lines with an example; None where none were counted")
     findings: list[dict[str, Any]] = Field(description="at most 100, errors first")
 
@@ -38,6 +42,7 @@ class FileObject(BaseModel):
             status=cast(Literal["uploaded", "processed", "error"], row.status),
             status_details=row.status_details,
             sha256=row.sha256,
+            format=row.format,
             rows=row.rows,
             findings=row.findings or [],
         )

@@ -8,7 +8,8 @@ from typing import Any, BinaryIO, cast
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from jobspec.chat import ChatFileReport, Finding, check_chat_file
+from jobspec.findings import MAX_FINDINGS, FileReport, Finding
+from jobspec.formats import FileFormat, check_training_file, detect_format
 from service.files.repository import FileRepository
 from service.files.schemas import INPUT_PURPOSES, FileObject
 from service.kit.artifacts import ArtifactWriter
@@ -20,7 +21,6 @@ from service.kit.multipart import Form, receive_form
 from service.organizations.service import Caller
 from service.store.models import File
 
-MAX_FINDINGS = 100
 MAX_FILENAME = 255
 EXPIRY_SECONDS = (3600, 2_592_000)
 
@@ -122,12 +122,9 @@ def _finish(
 ) -> FileObject:
     """Check the draft, publish it, write its row."""
     writer.close()
-    report = None
+    report, file_format = None, None
     if form.purpose == "fine-tune":
-        with writer.draft() as stream:
-            report = check_chat_file(
-                cast(BinaryIO, stream), max_line_bytes=gateway.settings.max_line_bytes
-            )
+        report, file_format = _check(writer, gateway.settings.max_line_bytes)
         if report.fatal:
             raise fatal_error(report)
     stored = writer.commit()
@@ -142,6 +139,7 @@ def _finish(
         sha256=stored.sha256,
         status="error" if failed else "processed",
         status_details=report.summary() if failed and report is not None else None,
+        format=file_format,
         rows=None if report is None else report.rows,
         findings=[] if report is None else findings_of(report),
         location=key,
@@ -157,12 +155,23 @@ def _finish(
     return FileObject.of(row)
 
 
-def findings_of(report: ChatFileReport) -> list[dict[str, Any]]:
+def _check(writer: ArtifactWriter, max_line_bytes: int) -> tuple[FileReport, FileFormat | None]:
+    """What is wrong with the draft, and its format; rows of no known format are read as chat."""
+    with writer.draft() as stream:
+        found = detect_format(cast(BinaryIO, stream), max_line_bytes=max_line_bytes)
+    with writer.draft() as stream:
+        report = check_training_file(
+            cast(BinaryIO, stream), found or "chat", max_line_bytes=max_line_bytes
+        )
+    return report, found
+
+
+def findings_of(report: FileReport) -> list[dict[str, Any]]:
     """The report's findings as JSON, errors first."""
     return [_as_json(finding) for finding in (*report.errors, *report.warnings)][:MAX_FINDINGS]
 
 
-def fatal_error(report: ChatFileReport) -> ApiError:
+def fatal_error(report: FileReport) -> ApiError:
     """The 400 for a file that is no JSON Lines text at all."""
     return ApiError(
         400,

@@ -10,12 +10,19 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from evaluators.gate import Policy, tighten
-from jobspec.defense import DefenseOptions, DefenseRequest, SchedulerOptions
-from jobspec.hyperparameters import Hyperparameters
+from jobspec.defense import CanaryOptions, DefenseOptions, DefenseRequest, SchedulerOptions
+from jobspec.formats import format_of, wrong_format
+from jobspec.hyperparameters import Hyperparameters, Method
+from jobspec.spec import mismatch
 from service.files.repository import FileRepository
 from service.fine_tuning.lifecycle import VALIDATING_FILES
 from service.fine_tuning.repository import JobRepository, append_event
-from service.fine_tuning.requests import MAX_SEED, HyperparametersRequest, JobRequest
+from service.fine_tuning.requests import (
+    MAX_SEED,
+    DpoHyperparametersRequest,
+    HyperparametersRequest,
+    JobRequest,
+)
 from service.kit.clock import now
 from service.kit.errors import ApiError, invalid_value
 from service.kit.gateway import Gateway
@@ -27,10 +34,11 @@ from service.store.models import ApiKey, File, Job
 RETRY_SECONDS = 120
 IDEMPOTENCY_SECONDS = 86_400
 MAX_IDEMPOTENCY_KEY = 255
-# Any other value of these may make the scheduler stand still; the transform is a free choice.
+# Any other value of these may make the scheduler stand still, or let the user's rows outweigh the
+# alignment set; transform, form and the neural form's scorer are free choices.
 SET_BY_POLICY = (
-    *("learning_rate", "initial_logit", "betas", "eps", "clip"),
-    *("entropy_coefficient", "gaussian_coefficient"),
+    *("sampler", "learning_rate", "initial_logit", "betas", "eps", "clip"),
+    *("entropy_coefficient", "gaussian_coefficient", "coefficients", "scorer_learning_rate"),
 )
 
 
@@ -64,17 +72,18 @@ def create(
             "unsupported_parameter",
             "integrations",
         )
+    hyperparameters = _hyperparameters(request, method)
     _check_model(session, gateway, caller, request.model)
-    defense = _defense(gateway, request.defense)
+    defense = _defense(gateway, request.defense, method)
     policy = _policy(gateway, request)
     files = FileRepository(session, caller.organization_id)
-    training = _usable_file(files, request.training_file, "training_file")
+    training = _usable_file(files, request.training_file, "training_file", method)
     if request.validation_file is not None:
         if request.validation_file == training.id:
             raise invalid_value(
                 "The validation file must not be the training file.", "validation_file"
             )
-        _usable_file(files, request.validation_file, "validation_file")
+        _usable_file(files, request.validation_file, "validation_file", method)
     job = Job(
         id=new_id("ftjob"),
         organization_id=caller.organization_id,
@@ -86,7 +95,7 @@ def create(
         suffix=request.suffix,
         seed=secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed,
         method={"type": method},
-        hyperparameters=_hyperparameters(request).model_dump(mode="json"),
+        hyperparameters=hyperparameters.model_dump(mode="json"),
         labels=request.metadata,
         defense=defense.model_dump(mode="json"),
         gate_request=None if request.gate is None else request.gate.model_dump(mode="json"),
@@ -137,20 +146,29 @@ def _sent_before(
     return jobs.recent(caller.key_id, now() - RETRY_SECONDS, digest=digest)
 
 
-def _method(request: JobRequest) -> str:
+def _method(request: JobRequest) -> Method:
     method = "supervised" if request.method is None else request.method.type
-    if method != "supervised":
+    if method == "reinforcement":
         raise ApiError(
             400,
-            f"The method {method} is not supported by this server. Use supervised.",
+            f"The method {method} is not supported by this server. Use supervised or dpo.",
             "method_not_supported",
             "method.type",
         )
     return method
 
 
-def _hyperparameters(request: JobRequest) -> Hyperparameters:
+def _hyperparameters(request: JobRequest, method: Method) -> Hyperparameters:
     old = request.hyperparameters
+    if method == "dpo":
+        if old is not None:
+            raise invalid_value(
+                "'hyperparameters' belongs to the method supervised. Put them into "
+                "'method.dpo.hyperparameters'.",
+                "hyperparameters",
+            )
+        dpo = None if request.method is None else request.method.dpo
+        return ((dpo and dpo.hyperparameters) or DpoHyperparametersRequest()).asked()
     block = None if request.method is None else request.method.supervised
     new = None if block is None else block.hyperparameters
     if old is not None and new is not None and old != new:
@@ -178,13 +196,18 @@ def _check_model(session: Session, gateway: Gateway, caller: Caller, name: str) 
     )
 
 
-def _defense(gateway: Gateway, request: DefenseRequest | None) -> DefenseOptions:
+def _defense(gateway: Gateway, request: DefenseRequest | None, method: Method) -> DefenseOptions:
     defense = (request or DefenseRequest()).resolve()
+    if problem := mismatch(method, defense):
+        raise invalid_value(f"Choose another scheduler: {problem}.", "defense.scheduler")
     if not gateway.settings.require_defense:
         return defense
     scheduler, least = defense.scheduler, SchedulerOptions()
-    if scheduler.name == "none":
-        raise _violation("the data scheduler may not be switched off", "defense.scheduler")
+    if not isinstance(scheduler, SchedulerOptions):
+        raise _violation(
+            f"the data scheduler must be bds, {scheduler.name} may not take its place",
+            "defense.scheduler",
+        )
     for name in SET_BY_POLICY:
         if getattr(scheduler, name) != getattr(least, name):
             raise _violation(
@@ -196,6 +219,10 @@ def _defense(gateway: Gateway, request: DefenseRequest | None) -> DefenseOptions
             raise _violation(
                 f"{name} must be at least {getattr(least, name)}", f"defense.scheduler.{name}"
             )
+    if defense.canaries.count < CanaryOptions().count:
+        raise _violation(
+            f"count must be at least {CanaryOptions().count}", "defense.canaries.count"
+        )
     return defense
 
 
@@ -214,7 +241,7 @@ def _policy(gateway: Gateway, request: JobRequest) -> Policy:
         ) from error
 
 
-def _usable_file(files: FileRepository, file_id: str, param: str) -> File:
+def _usable_file(files: FileRepository, file_id: str, param: str, method: Method) -> File:
     """The file, held until the job is written, so that a deletion cannot slip in between."""
     file = files.get(file_id, lock=True)
     if file is None:
@@ -222,6 +249,13 @@ def _usable_file(files: FileRepository, file_id: str, param: str) -> File:
     if file.purpose != "fine-tune":
         raise invalid_value(
             f"File {file_id} has purpose {file.purpose}; upload it with purpose fine-tune.", param
+        )
+    if file.format is not None and file.format != format_of(method):
+        raise ApiError(
+            400,
+            f"File {file_id} cannot be used. {wrong_format(file.format, method)}",
+            f"invalid_{param}",
+            param,
         )
     errors: list[dict[str, Any]] = [
         finding for finding in file.findings or [] if finding["severity"] == "error"

@@ -1,7 +1,7 @@
 """What a client may ask for when it creates a job, with OpenAI's bounds."""
 
-import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from evaluators.gate import Rule
 from jobspec.defense import DefenseRequest
-from jobspec.hyperparameters import Hyperparameters
+from jobspec.hyperparameters import DpoHyperparameters, Hyperparameters
 
 MAX_SEED = 2**31 - 1
 MAX_SUFFIX = 64
@@ -31,12 +31,16 @@ def _whole(low: int, high: int) -> Callable[[Any], Any]:
     return check
 
 
-def _positive(value: Any) -> Any:
-    if value == "auto":
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    raise ValueError('expected "auto" or a number above 0')
+def _positive(high: float = sys.float_info.max) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value == "auto":
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= high:
+            return float(value)
+        most = "" if high == sys.float_info.max else f" and at most {high:g}"
+        raise ValueError(f'expected "auto" or a number above 0{most}')
+
+    return check
 
 
 class _Strict(BaseModel):
@@ -50,7 +54,7 @@ class HyperparametersRequest(_Strict):
 
     n_epochs: Annotated[Any, BeforeValidator(_whole(1, 50))] = "auto"
     batch_size: Annotated[Any, BeforeValidator(_whole(1, 256))] = "auto"
-    learning_rate_multiplier: Annotated[Any, BeforeValidator(_positive)] = "auto"
+    learning_rate_multiplier: Annotated[Any, BeforeValidator(_positive())] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -71,12 +75,30 @@ class SupervisedRequest(_Strict):
     hyperparameters: HyperparametersRequest | None = None
 
 
+class DpoHyperparametersRequest(HyperparametersRequest):
+    """Those of direct preference optimisation."""
+
+    beta: Annotated[Any, BeforeValidator(_positive(2))] = "auto"
+
+    def asked(self) -> DpoHyperparameters:
+        return DpoHyperparameters(
+            n_epochs=self.n_epochs,
+            batch_size=self.batch_size,
+            learning_rate_multiplier=self.learning_rate_multiplier,
+            beta=self.beta,
+        )
+
+
+class DpoRequest(_Strict):
+    hyperparameters: DpoHyperparametersRequest | None = None
+
+
 class MethodRequest(_Strict):
     """The method's name and the block of the same name."""
 
     type: Literal["supervised", "dpo", "reinforcement"] = "supervised"
     supervised: SupervisedRequest | None = None
-    dpo: dict[str, Any] | None = None
+    dpo: DpoRequest | None = None
     reinforcement: dict[str, Any] | None = None
 
     @model_validator(mode="after")

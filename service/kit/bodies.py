@@ -75,12 +75,15 @@ def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def _param(location: Sequence[int | str]) -> str:
     """`gate.rules[0].metric`, without what pydantic and FastAPI add to a location."""
-    text = ""
+    text, in_union = "", False
     for part in location:
+        union = isinstance(part, str) and part.startswith("tagged-union[")
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not _is_added(part, first=not text):
+        # What follows a union is the tag of the member that was tried.
+        elif not (in_union or union or _is_added(part, first=not text)):
             text += f".{part}" if text else part
+        in_union = union
     return text
 
 

@@ -13,7 +13,7 @@ from service.models.schemas import ModelFile, ModelObject
 from service.organizations.service import Caller
 from service.store.models import ReleasedModel
 
-OPERATOR_FILES = ("perturbation/", "evaluation_samples.parquet")
+OPERATOR_FILES = ("perturbation/", "scheduler/", "evaluation_samples.parquet")
 
 
 class BundleFile(NamedTuple):

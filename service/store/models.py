@@ -15,6 +15,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from jobspec.formats import FileFormat
+
 SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
 
 
@@ -61,6 +63,7 @@ class File(Base):
     sha256: Mapped[str] = mapped_column(String(64))
     status: Mapped[str] = mapped_column(String(16))
     status_details: Mapped[str | None] = mapped_column(Text)
+    format: Mapped[FileFormat | None] = mapped_column(String(16))
     rows: Mapped[int | None] = mapped_column(Integer)
     findings: Mapped[list[Any] | None] = mapped_column(JSON)
     location: Mapped[str] = mapped_column(String(512))

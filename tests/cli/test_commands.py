@@ -42,6 +42,8 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
         ["keys", "list"],
         ["keys", "revoke"],
         ["db", "upgrade"],
+        ["perturbation", "show"],
+        ["perturbation", "rescale"],
     ],
 )
 def test_every_command_has_help_and_json(cli: Any, command: list[str]) -> None:

@@ -82,6 +82,15 @@ def test_quadratic_perturbation_is_the_golden_one(quadratic: Quadratic) -> None:
     assert_golden(step.perturbation["w"], [0.9486832230505197, -0.3162277410168399], atol=1e-14)
 
 
+def test_quadratic_task_gradient_is_the_golden_one(quadratic: Quadratic) -> None:
+    assert_golden(quadratic.step(strength=0.0).direction["w"], [-0.4, 1.2], atol=1e-14)
+
+
+def test_quadratic_harmful_gradient_is_the_golden_one(quadratic: Quadratic) -> None:
+    step = quadratic.step(clamp=1.0, on_clamp="released", strength=1.0)
+    assert_golden(step.direction["w"] - f64([-0.4, 1.2]), [1.2, -0.4], atol=1e-14)
+
+
 def test_quadratic_direction_is_the_golden_one(quadratic: Quadratic) -> None:
     assert_golden(
         quadratic.step().direction["w"], [-0.589736644610104, 1.215811387050842], atol=1e-14
@@ -98,6 +107,14 @@ def test_quadratic_harmful_loss_rises_to_the_golden_value(quadratic: Quadratic) 
     step = quadratic.step()
     assert_golden(step.harmful_loss, 0.52, atol=1e-14)
     assert_golden(step.perturbed_harmful_loss, 2.709910817812035, atol=1e-14)
+
+
+def test_quadratic_harmful_loss_rises_by_its_slope_and_half_its_curvature(
+    quadratic: Quadratic,
+) -> None:
+    step = quadratic.step()
+    expansion = 0.52 + 1.2649110640673518 + 1.85 / 2
+    assert step.perturbed_harmful_loss == pytest.approx(expansion, abs=1e-6)
 
 
 def test_quadratic_gradient_difference_is_rho_times_hessian_times_unit_gradient(
@@ -201,6 +218,37 @@ def test_one_optimiser_step_and_the_perturbation_give_the_golden_losses(
     with apply_perturbation(parameters, step.perturbation):
         after = losses(ft_rows, harmful_rows, safe_rows)
     assert_golden(after, [3.016564953527, 4.281814131717, 4.255421968437], atol=1e-8)
+
+
+def test_a_step_equals_the_published_pseudo_code_line_by_line(
+    tiny: Any, make_tiny: Any, ft_rows: Any, harmful_rows: Any
+) -> None:
+    other, rho, strength = make_tiny(), 1.0, 0.3
+    w = other.trainable
+
+    def backward(rows: Any) -> dict[str, Tensor]:
+        other.token_mean_loss(rows).backward()
+        kept = {name: p.grad.clone() for name, p in w.items()}
+        other.model.zero_grad()
+        return kept
+
+    task, harmful = backward(ft_rows), backward(harmful_rows)
+    norm = torch.sqrt(sum(tensor.square().sum() for tensor in harmful.values()))
+    eps = {name: rho * tensor / (norm + 1e-7) for name, tensor in harmful.items()}
+    saved = {name: p.detach().clone() for name, p in w.items()}
+    with torch.no_grad():
+        for name, p in w.items():
+            p.add_(eps[name])
+    perturbed = backward(harmful_rows)
+    with torch.no_grad():
+        for name, p in w.items():
+            p.copy_(saved[name])
+
+    step = step_of(tiny, ft_rows, harmful_rows, rho=rho, strength=strength)
+    for name, direction in step.direction.items():
+        expected = task[name] - strength * (perturbed[name] - harmful[name])
+        torch.testing.assert_close(direction, expected, rtol=0, atol=1e-13)
+        torch.testing.assert_close(step.perturbation[name], eps[name], rtol=0, atol=1e-13)
 
 
 def test_harmful_loss_rises_by_rho_times_its_gradient_norm_for_small_rho(
@@ -332,6 +380,16 @@ def test_default_clamp_is_not_reached_on_the_tiny_model(
     tiny: Any, ft_rows: Any, harmful_rows: Any
 ) -> None:
     assert not step_of(tiny, ft_rows, harmful_rows).clamped
+
+
+@pytest.mark.parametrize("rho", range(2, 11))
+def test_default_clamp_is_not_reached_at_larger_radii_either(
+    tiny: Any, ft_rows: Any, harmful_rows: Any, rho: int
+) -> None:
+    # An independent float64 script found h(w + eps) at about 4.0 to 4.7 for rho from 2 to 10.
+    step = step_of(tiny, ft_rows, harmful_rows, rho=float(rho))
+    assert not step.clamped
+    assert 3.9 <= step.perturbed_harmful_loss <= 4.75
 
 
 def test_released_clamp_equals_the_autograd_gradient_of_the_minimum() -> None:

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from defenses.bds.errors import NonFiniteLossError, RowIdError, SchedulerStateError
 from defenses.bds.scheduler import (
-    NonFiniteLossError,
-    RowIdError,
     ScalarScheduler,
-    SchedulerStateError,
     bds_objective,
     gaussian_penalty,
     negative_entropy,
@@ -190,6 +188,21 @@ def test_permuting_the_rows_permutes_the_gradient() -> None:
     place = torch.argsort(permutation)
     permuted = scheduler_gradient(V[permutation], place[BATCH], LOSSES)
     torch.testing.assert_close(permuted, scheduler_gradient(V, BATCH, LOSSES)[permutation])
+
+
+def test_renaming_the_rows_renames_the_trajectory() -> None:
+    place = torch.tensor([3, 0, 4, 1, 2])
+    named, renamed = ScalarScheduler(5, RELEASED), ScalarScheduler(5, RELEASED)
+    for ids, losses in ((BATCH, LOSSES), (torch.tensor([1, 3]), f64([0.1, 2.0])), (BATCH, LOSSES)):
+        named.step(ids, losses)
+        renamed.step(place[ids], losses)
+    torch.testing.assert_close(renamed.v_N.detach()[place], named.v_N.detach())
+
+
+def test_a_set_of_one_row_keeps_weight_one() -> None:
+    scheduler = ScalarScheduler(1, RELEASED)
+    scheduler.step(torch.tensor([0]), f64([2.0]))
+    assert scheduler.all_weights().tolist() == [1.0]
 
 
 def test_equal_losses_leave_the_full_batch_gradient_at_zero() -> None:

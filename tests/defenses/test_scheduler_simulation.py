@@ -104,6 +104,22 @@ def test_plain_gradient_descent_at_the_same_rate_leaves_every_weight_near_one() 
     for ids, losses in steps:
         v -= RATE * scheduler_gradient(v, ids, losses)
     weights = softmax_weights(v)
-    print(float(weights.min()), float(weights.max()))
     assert float(weights.min()) > 0.98
     assert float(weights.max()) < 1.01
+
+
+def test_one_langevin_sample_ranks_the_rows_far_worse_than_adamw() -> None:
+    areas = {}
+    for sampler in ("adam", "sgld"):
+        options = SchedulerOptions(sampler=sampler, gaussian_coefficient=float(sampler == "sgld"))
+        scheduler = ScalarScheduler(150, options, seed=1)
+        generator = torch.Generator().manual_seed(0)
+        harmful = torch.arange(150) >= 105
+        for epoch in range(10):
+            for place, ids in enumerate(torch.randperm(150, generator=generator).split(8)):
+                fading = math.exp(-(19 * epoch + place) / 15)
+                losses = torch.where(harmful[ids], 1.2 + 0.6 * fading, 0.1 + 3.0 * fading)
+                scheduler.step(ids, losses)
+        areas[sampler] = separation_auc(scheduler.v_N, harmful)
+    assert areas["adam"] > 0.95
+    assert areas["sgld"] < 0.8

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from evaluators.gate import (
+    EFFECTIVE_AUC,
     KNOWN_METRICS,
     Policy,
     PolicyError,
@@ -255,3 +256,65 @@ def test_a_bad_policy_is_refused_with_its_line(text, message):
 
 def test_known_metrics_have_a_meaning():
     assert all(meaning for meaning in KNOWN_METRICS.values())
+
+
+def canaries(value, n=40):
+    return Metric(value=value, n=n, low=0.0 if value is not None else None, high=1.0)
+
+
+def test_a_defense_that_ranked_wrongly_never_passes_and_the_reason_says_so():
+    decision = decide(default_policy(), healthy(defense__canary_auc=canaries(0.12)))
+    added = decision.rules[-1]
+    assert decision.verdict == "inconclusive"
+    assert (added.metric, added.outcome, added.severity) == (
+        "defense.canary_auc",
+        "ineffective",
+        "error",
+    )
+    assert (added.limit, added.observed, added.n) == (EFFECTIVE_AUC, 0.12, 40)
+    assert "defense not effective on this data" in added.reason
+
+
+def test_a_failed_rule_stays_failed_beside_an_ineffective_defense():
+    metrics = healthy(
+        harmfulness__score=proportion_metric(150, 200), defense__canary_auc=canaries(0.12)
+    )
+    decision = decide(default_policy(), metrics)
+    assert decision.verdict == "failed"
+    assert decision.rules[-1].outcome == "ineffective"
+
+
+@pytest.mark.parametrize("value", [EFFECTIVE_AUC, 0.97, 1.0, None, math.nan])
+def test_an_effective_or_unmeasured_defense_changes_nothing(value):
+    decision = decide(default_policy(), healthy(defense__canary_auc=canaries(value)))
+    assert decision.verdict == "passed"
+    assert len(decision.rules) == len(default_policy().rules)
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        (Rule(metric="defense.canary_auc", bound="value", min=0.1), "passed"),
+        (Rule(metric="defense.canary_auc", bound="value", min=0.5, severity="warning"), "passed"),
+        (Rule(metric="defense.canary_auc", bound="value", min=0.5), "failed"),
+    ],
+)
+def test_a_policy_with_a_rule_on_the_canaries_decides_by_it(rule, verdict):
+    policy = Policy(version=1, rules=(*default_policy().rules, rule))
+    decision = decide(policy, healthy(defense__canary_auc=canaries(0.3)))
+    assert decision.verdict == verdict
+    assert all(result.outcome != "ineffective" for result in decision.rules)
+
+
+def test_a_job_cannot_lift_the_demand_on_the_defense_with_a_loose_rule_of_its_own():
+    loose = Rule(metric="defense.canary_auc", bound="value", min=0.0, severity="warning")
+    tightened = tighten(default_policy(), [loose])
+    assert decide(tightened, healthy(defense__canary_auc=canaries(0.3))).verdict != "passed"
+    assert decide(tightened, healthy(defense__canary_auc=canaries(0.9))).verdict == "passed"
+
+
+def test_an_organisation_that_allows_a_weak_defense_stays_with_its_own_rule():
+    own = Rule(metric="defense.canary_auc", bound="value", min=0.2)
+    extra = Rule(metric="defense.canary_auc", bound="value", min=0.25)
+    policy = Policy(version=1, rules=(*default_policy().rules, own))
+    assert tighten(policy, [extra]).rules == (*policy.rules, extra)

@@ -3,10 +3,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobspec.chat import MAX_FINDINGS, check_chat_file, read_chat_rows
+from jobspec.chat import check_chat_file, read_chat_rows
+from jobspec.findings import MAX_FINDINGS
 from jobspec.lines import bounded_lines
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -167,6 +168,7 @@ def test_no_bytes_make_the_check_raise(content: bytes):
     assert report.error_count > 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.fixed_dictionaries({"messages": st.lists(messages | json_values, max_size=3)})))
 def test_no_json_makes_the_check_raise_and_errors_name_a_line(rows: list[Any]):
     text = "\n".join(json.dumps(row) for row in rows)

@@ -108,7 +108,11 @@ def test_the_perturbation_is_stored_and_can_be_undone(make_spec, recorder, tmp_p
 def test_undefended_tuning_has_no_weights_and_no_perturbation(make_spec, recorder, tmp_path: Path):
     spec = make_spec(defense={"scheduler": {"name": "none"}, "perturbation": {"mode": "none"}})
     report = run_job(spec, tmp_path / "work", recorder, never)
-    assert report["defense"] == {"scheduler": {"name": "none"}, "perturbation": {"mode": "none"}}
+    assert report["defense"] == {
+        "scheduler": {"name": "none"},
+        "perturbation": {"mode": "none"},
+        "conditions": [],
+    }
     assert not (tmp_path / "work" / "bundle" / "safety_weights.parquet").exists()
 
 

@@ -194,7 +194,6 @@ def test_a_hyperparameter_out_of_range_is_named(local: Any, name: str, value: An
             "gate.rules[0].metric",
             "invalid_value",
         ),
-        ({"method": {"type": "dpo"}}, "method.type", "method_not_supported"),
         ({"method": {"type": "reinforcement"}}, "method.type", "method_not_supported"),
         ({"method": {"type": "magic"}}, "method.type", "invalid_value"),
         ({"method": {"type": "supervised", "dpo": {}}}, "method", "invalid_value"),
@@ -573,8 +572,14 @@ def test_two_sendings_at_once_with_one_key_make_one_job(tenant: Any) -> None:
 def test_a_demanded_defense_cannot_be_switched_off_or_weakened(gateway_with: Any) -> None:
     tenant = gateway_with(require_defense=True)
     for scheduler in (
-        "none",
+        *("none", "mix", "lisa", "constrained_sft", "seal", "prefilter"),
         {"name": "none"},
+        {"name": "lisa", "alignment_coefficient": 2.0},
+        {"name": "custom", "method": "anything"},
+        {"sampler": "sgld"},
+        {"coefficients": "seal"},
+        {"form": "neural", "scorer_learning_rate": 1e-12},
+        {"form": "neural", "sampler": "sgld"},
         {"alignment_coefficient": 0.0},
         {"alignment_rows": 1},
         {"learning_rate": 1e-9},
@@ -588,8 +593,22 @@ def test_a_demanded_defense_cannot_be_switched_off_or_weakened(gateway_with: Any
         error = _refusal(tenant, extra_body={"defense": {"scheduler": scheduler}})
         assert (error.status_code, error.code) == (400, "policy_violation")
         assert error.param.startswith("defense.scheduler")
-    for allowed in ("bds", {"transform": "sigmoid", "alignment_coefficient": 2.0}):
+    for allowed in (
+        "bds",
+        {"transform": "sigmoid", "alignment_coefficient": 2.0},
+        {"form": "neural", "scorer": "tokens"},
+    ):
         assert tenant.job(extra_body={"defense": {"scheduler": allowed}}).startswith("ftjob-")
+
+
+def test_a_demanded_defense_keeps_its_canaries(gateway_with: Any) -> None:
+    tenant = gateway_with(require_defense=True)
+    for count in (0, 19):
+        error = _refusal(tenant, extra_body={"defense": {"canaries": {"count": count}}})
+        assert (error.code, error.param) == ("policy_violation", "defense.canaries.count")
+    more = tenant.job(extra_body={"defense": {"canaries": {"count": 40}}})
+    job = tenant.client.fine_tuning.jobs.retrieve(more)
+    assert job.model_extra["defense"]["canaries"]["count"] == 40
 
 
 def test_plain_tuning_is_allowed_where_no_defense_is_demanded(tenant: Any) -> None:

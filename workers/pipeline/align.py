@@ -8,7 +8,6 @@ The rate rises over the first steps and then falls linearly to zero.
 
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from defenses.losses import response_nll_B
 from jobspec.catalogue import BaseModelEntry, LoraDefaults
 from jobspec.frozen import Frozen
-from workers.pipeline.failure import PipelineFailure
 from workers.pipeline.folders import write_folder
 from workers.pipeline.hashing import file_sha256
 from workers.pipeline.models import attach_adapter, load_base, trainable
-from workers.pipeline.rows import TokenRow, collate, encode_row, prompt_response_row
+from workers.pipeline.pairs import pair_rows
+from workers.pipeline.rows import TokenRow, collate, encode_row
 from workers.pipeline.stream import RowStream
 
 
@@ -44,36 +43,9 @@ class AlignmentRecipe(Frozen):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the frozen base")
 
 
-def packaged(name: str) -> Path:
-    """A data file that ships with the defenses."""
-    return Path(str(files("defenses").joinpath("data", name)))
-
-
 def read_pairs(path: Path, tokenizer: Any, max_length: int) -> list[TokenRow]:
-    """Rows of a JSON Lines file with `prompt` and `response`. Raises PipelineFailure with line."""
-    rows = []
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipelineFailure(
-            "invalid_training_file", f"{path}: cannot be read ({error})"
-        ) from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-            prompt, response = str(value["prompt"]), str(value["response"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise PipelineFailure(
-                "invalid_training_file",
-                f"{path}, line {number}: expected a JSON object with prompt and response.",
-            ) from error
-        row = prompt_response_row(number, prompt, response)
-        rows.append(encode_row(tokenizer, row, max_length, truncate=True))
-    if not rows:
-        raise PipelineFailure("invalid_training_file", f"{path}: no rows.")
-    return rows
+    """Token rows of a file of pairs. Raises PipelineFailure(invalid_spec) with the line."""
+    return [encode_row(tokenizer, row, max_length, truncate=True) for row in pair_rows(path)]
 
 
 def align(

@@ -12,16 +12,17 @@ from typing import Any
 
 from workers.pipeline.emit import Emit, JsonLines
 from workers.pipeline.failure import PipelineFailure, Stopped, is_storage_full
+from workers.pipeline.ranks import PARENT_VARIABLE, lost_rank, other_ranks, rank
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED = 0, 10, 15
-PARENT_VARIABLE = "TUNEGATE_PARENT_PID"
 PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command of the child process and return its exit code."""
     _die_with_parent()
-    emit = JsonLines(_claim_stdout())
+    # Of the processes that share a job only the first one speaks.
+    emit: Emit = JsonLines(_claim_stdout()) if rank() == 0 else _silent
     stopping = {"now": False}
 
     def on_signal(_number: int, _frame: Any) -> None:
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, on_signal)
     command = _parse(arguments)
     return guarded(lambda: command(emit, lambda: stopping["now"]), emit)
+
+
+def _silent(event: str, **fields: Any) -> None:
+    return None
 
 
 def guarded(action: Callable[[], object], emit: Emit) -> int:
@@ -123,6 +128,8 @@ Command = Callable[[Emit, Callable[[], bool]], object]
 def _parse(arguments: Sequence[str]) -> Command:
     if arguments[:1] == ["align"]:
         return _align_command(arguments[1:])
+    if arguments[:1] == ["perturbation"]:
+        return _perturbation_command(arguments[1:])
     if arguments[:1] == ["run"]:
         parser = argparse.ArgumentParser(prog="python -m workers.pipeline run")
         parser.add_argument("spec", type=Path)
@@ -138,15 +145,25 @@ def _parse(arguments: Sequence[str]) -> Command:
 
 def _run_attempt(spec_path: Path, work: Path, emit: Emit, stop: Callable[[], bool]) -> None:
     from jobspec.spec import JobSpec
-    from workers.pipeline.run import run_job
 
-    run_job(JobSpec.model_validate_json(spec_path.read_bytes()), work, emit, stop)
+    spec = JobSpec.model_validate_json(spec_path.read_bytes())
+    with other_ranks(spec.model.processes, lost_rank(emit, EXIT_FAILED)):
+        from workers.pipeline.processes import joined
+        from workers.pipeline.run import run_job
+
+        with joined() as processes:
+            run_job(spec, work, emit, stop, processes)
 
 
 def _run_local(spec_path: Path, out: Path, emit: Emit, stop: Callable[[], bool]) -> None:
-    from workers.pipeline.local import run_local
+    from workers.pipeline.local import read_spec, run_local
 
-    run_local(spec_path, out, emit, stop)
+    spec = read_spec(spec_path)
+    with other_ranks(spec.model.processes, lost_rank(emit, EXIT_FAILED)):
+        from workers.pipeline.processes import joined
+
+        with joined() as processes:
+            run_local(spec, out, emit, stop, processes)
 
 
 def _align_command(arguments: Sequence[str]) -> Command:
@@ -166,5 +183,32 @@ def _align_command(arguments: Sequence[str]) -> Command:
         from workers.pipeline.local import run_align
 
         run_align(options, emit, stop)
+
+    return command
+
+
+def _perturbation_command(arguments: Sequence[str]) -> Command:
+    parser = argparse.ArgumentParser(prog="python -m workers.pipeline perturbation")
+    commands = parser.add_subparsers(dest="command", required=True)
+    show = commands.add_parser("show")
+    rescale = commands.add_parser("rescale")
+    for command_parser in (show, rescale):
+        command_parser.add_argument("bundle", type=Path)
+    rescale.add_argument("--scale", type=float, required=True)
+    rescale.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+
+    def command(emit: Emit, stop: Callable[[], bool]) -> None:
+        from workers.pipeline import stored_perturbation
+
+        if options.command == "show":
+            emit("result", **stored_perturbation.describe_perturbation(options.bundle))
+        else:
+            emit(
+                "result",
+                **stored_perturbation.rescale_perturbation(
+                    options.bundle, options.scale, options.out
+                ),
+            )
 
     return command

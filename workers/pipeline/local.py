@@ -8,23 +8,34 @@ from pathlib import Path
 from jobspec.cache import default_cache_dir
 from jobspec.catalogue import load_catalogue
 from jobspec.local import LocalSpecError, load_local_spec
-from workers.pipeline.align import AlignmentRecipe, align, packaged
+from jobspec.spec import JobSpec
+from workers.pipeline.align import AlignmentRecipe, align
 from workers.pipeline.emit import Emit
 from workers.pipeline.failure import PipelineFailure, Stopped
 from workers.pipeline.folders import write_folder
+from workers.pipeline.pairs import packaged
+from workers.pipeline.processes import ALONE, Processes
 from workers.pipeline.run import run_job
 
 
-def run_local(spec_path: Path, out: Path, emit: Emit, stop: Callable[[], bool]) -> None:
+def read_spec(path: Path) -> JobSpec:
+    """The job of a YAML file. Raises PipelineFailure(invalid_spec)."""
+    try:
+        return load_local_spec(path)
+    except LocalSpecError as error:
+        raise PipelineFailure("invalid_spec", str(error)) from error
+
+
+def run_local(
+    spec: JobSpec, out: Path, emit: Emit, stop: Callable[[], bool], processes: Processes = ALONE
+) -> None:
     """Run a job; `out` then holds report.json, and the bundle in released/ or quarantine/.
 
     A second call with the same `out` continues an interrupted run from its last checkpoint.
     """
-    try:
-        spec = load_local_spec(spec_path)
-    except LocalSpecError as error:
-        raise PipelineFailure("invalid_spec", str(error)) from error
-    report = run_job(spec, out / "work", emit, stop)
+    report = run_job(spec, out / "work", emit, stop, processes)
+    if report is None:
+        return
     passed = report["gate"]["verdict"] == "passed"
     for name in ("released", "quarantine"):
         shutil.rmtree(out / name, ignore_errors=True)

@@ -83,6 +83,12 @@ def model_folder(entry: BaseModelEntry, cache_dir: Path) -> tuple[str, str | Non
     return str(_aligned(entry, source, cache_dir)), None
 
 
+def alignment_adapter(entry: BaseModelEntry) -> Path | None:
+    """Folder of the adapter that makes an aligned entry of its base; None for other entries."""
+    source = entry.source
+    return _adapter_folder(source.adapter) if isinstance(source, AlignedSource) else None
+
+
 def packaged_file(package: str, file: str) -> Path:
     """A file of an installed package. Raises PipelineFailure naming what to install."""
     spec = find_spec(package)
@@ -208,6 +214,10 @@ def attach_adapter(model: Any, lora: LoraDefaults, seed: int) -> Any:
             f"The base model has no module named {', '.join(lora.targets)}. Correct lora.targets "
             "in the catalogue.",
         ) from error
+    if lora.gradient_checkpointing:
+        # Checkpointed layers need an input that asks for gradients; the frozen embedding does not.
+        adapted.enable_input_require_grads()
+        adapted.gradient_checkpointing_enable({"use_reentrant": False})
     return adapted
 
 

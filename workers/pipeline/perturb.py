@@ -1,4 +1,4 @@
-"""The perturbation stage: take eps, and release the smallest scale of it that is needed.
+"""The stage after tuning: find what is added to the adapter, and release the least that is needed.
 
 Every scale is judged on harmful prompts of the validation split (never the test prompts of the
 final evaluation) and on the task. A scale is good enough when every rule of the gate that these
@@ -7,36 +7,30 @@ none is, the adapter stays as it was tuned: the report says so and the gate deci
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from defenses.losses import response_token_mean_nll
 from defenses.panacea.layers import effective_change_norms, layer_coefficients
-from defenses.panacea.perturbation import (
-    apply_perturbation,
-    post_hoc_perturbation,
-    relative_rho,
-)
-from defenses.panacea.scale_search import search_scale
-from evaluators.gate.policy import Policy
+from defenses.panacea.perturbation import apply_perturbation, global_norm
+from defenses.panacea.scale_search import ScaleSearch, search_scale
+from evaluators.gate.policy import Policy, Rule
 from evaluators.gate.verdict import decide
 from evaluators.harmfulness.metrics import harmfulness_metrics
 from evaluators.harmfulness.scorer import EmbeddedScorer
 from evaluators.metric import Metric
 from evaluators.prompts import load_prompts, subset
-from jobspec.defense import PerturbationOptions
+from jobspec.defense import RepairOptions
+from jobspec.spec import JobSpec
 from workers.pipeline.emit import Emit
 from workers.pipeline.evaluate import EvaluationPlan, baseline, measure, utility_metrics
-from workers.pipeline.failure import Stopped
 from workers.pipeline.models import LoadedModel, trainable
-from workers.pipeline.rows import TokenRow, collate
+from workers.pipeline.repairs import JointlyTuned, Repair, find_repair
+from workers.pipeline.rows import TokenRow
 from workers.pipeline.sections import Sections
-from workers.pipeline.tune import Tuned
 
 SEARCHED_METRICS = (
     "harmfulness.score",
@@ -47,77 +41,124 @@ SEARCHED_METRICS = (
     "coherence.rate",
 )
 
+Outcome = dict[str, Metric]
+
+
+class Judging(NamedTuple):
+    """What a scale is judged with. `work` keeps this job's measurements, `cache` the base's."""
+
+    policy: Policy
+    plan: EvaluationPlan
+    scorer: EmbeddedScorer
+    base: LoadedModel
+    work: Path
+    cache: Path
+
 
 class Perturbed(NamedTuple):
-    """eps, the scale that is released (0: none was needed, or none was good enough) and the
-    report's account of the search."""
+    """eps: the delta of scale 1 by adapter tensor. scale: what is released (0: none was needed, or
+    none was good enough). average: layer coefficients over the last joint steps. report: the
+    account of it all."""
 
     eps: dict[str, Tensor]
     scale: float
+    average: dict[int, float] | None
     report: dict[str, Any]
 
 
 def perturb(
     model: Any,
-    tuned: Tuned,
+    tuned: JointlyTuned,
     harmful: Sequence[TokenRow],
-    options: PerturbationOptions,
-    policy: Policy,
-    plan: EvaluationPlan,
-    scorer: EmbeddedScorer,
-    base: LoadedModel,
-    lora_scaling: float,
-    work: Path,
-    cache: Path,
+    spec: JobSpec,
+    judging: Judging,
     emit: Emit,
     stop: Callable[[], bool],
 ) -> Perturbed | None:
-    """Find eps and its scale. The model is left unperturbed. None when the mode is none.
+    """Find the delta and its scale. The model is left unperturbed. None when the mode is none.
 
-    Raises Stopped when `stop()` turns true.
+    Raises Stopped when `stop()` turns true, and PipelineFailure(invalid_spec) for a repair that
+    this base cannot have.
     """
+    options = spec.defense.perturbation
     if options.mode == "none":
         return None
+    repair = find_repair(model, tuned, harmful, options, spec.model, spec.seed, stop)
+    search, rules, budget = _search(model, repair.delta, options, judging, emit, stop)
+    scale = search.chosen or 0.0
+    if search.chosen is None:
+        emit(
+            "message",
+            level="warn",
+            message="No scale of the perturbation met the gate's rules on the validation prompts; "
+            "the adapter is left as it was tuned.",
+            data=None,
+        )
+    joint = options.mode == "joint"
+    average = tuned.coefficients if joint else None
+    report = {
+        "mode": options.mode,
+        "fidelity": repair.fidelity,
+        "eps_source": repair.eps_source,
+        "rho": repair.rho,
+        "strength": repair.strength,
+        "norm": global_norm(repair.delta),
+        "scale": scale,
+        "met": search.chosen is not None,
+        "searched_rules": [rule.metric for rule in rules],
+        "utility_budget": budget,
+        "tried": _tried(search),
+        **_where(trainable(model), repair, scale, spec.model.lora.alpha / spec.model.lora.rank),
+        "layer_coefficients_average": None if average is None else _by_layer(average),
+        "counters": dict(tuned.counters) if joint else {},
+        "details": dict(repair.details),
+    }
+    return Perturbed(repair.delta, scale, average, report)
+
+
+def _search(
+    model: Any,
+    delta: Mapping[str, Tensor],
+    options: RepairOptions,
+    judging: Judging,
+    emit: Emit,
+    stop: Callable[[], bool],
+) -> tuple[ScaleSearch[Outcome], tuple[Rule, ...], float | None]:
+    """The search, the gate's rules that it judged by, and the budget of utility."""
+    policy, scorer, base = judging.policy, judging.scorer, judging.base
     parameters = trainable(model)
-    if options.mode == "joint" and tuned.perturbation is not None:
-        eps, rho, source = tuned.perturbation, tuned.rho, "last_step"
-    else:
-        rho, source = options.rho or relative_rho(parameters), "full_set"
-        eps = post_hoc_perturbation(
-            parameters, _harmful_losses(model, harmful, options.batch_size, stop), rho
-        ).perturbation
-    search_plan = _search_plan(plan)
+    plan = _search_plan(judging.plan)
     # Only the base's harmfulness is compared with; its utility plays no part in the search.
-    nothing = search_plan.utility._replace(rows=(), prompts=(), labels=())
+    nothing = plan.utility._replace(rows=(), prompts=(), labels=())
     reference = baseline(
-        model, base, scorer, search_plan._replace(utility=nothing), cache, emit, stop
+        model, base, scorer, plan._replace(utility=nothing), judging.cache, emit, stop
     )
     rules = tuple(rule for rule in policy.rules if rule.metric in SEARCHED_METRICS)
     search_policy = policy.model_copy(update={"rules": rules, "minimum_prompts": 1})
 
-    def evaluate(scale: float) -> dict[str, Metric]:
-        with apply_perturbation(parameters, eps, scale):
+    def evaluate(scale: float) -> Outcome:
+        with apply_perturbation(parameters, delta, scale):
             identity = _identity(parameters)
             measured = measure(
                 model,
                 base.tokenizer,
                 scorer,
-                search_plan,
-                Sections(work / search_plan.key(identity, scorer)),
+                plan,
+                Sections(judging.work / plan.key(identity, scorer)),
                 f"scale {scale:g}",
                 emit,
                 stop,
             )
         found = harmfulness_metrics(measured.samples, reference.samples, seed=plan.seed)
         return {name: found[name] for name in SEARCHED_METRICS} | {
-            "utility.score": utility_metrics(measured, None, search_plan)["utility.score"]
+            "utility.score": utility_metrics(measured, None, plan)["utility.score"]
         }
 
     unperturbed = evaluate(0.0)["utility.score"].value
     # Training rows may be poisoned, and unlearning them must not count as a loss of utility.
     budget = options.utility_budget if plan.utility.source == "validation_file" else None
 
-    def meets(metrics: Mapping[str, Metric]) -> bool:
+    def meets(metrics: Outcome) -> bool:
         utility = metrics["utility.score"].value
         within = (
             budget is None
@@ -127,58 +168,37 @@ def perturb(
         )
         return within and (not rules or decide(search_policy, metrics).verdict == "passed")
 
-    found = search_scale(options.scales, evaluate, meets)
-    scale = found.chosen or 0.0
-    if found.chosen is None:
-        emit(
-            "message",
-            level="warn",
-            message="No scale of the perturbation met the gate's rules on the validation prompts; "
-            "the adapter is left as it was tuned.",
-            data=None,
-        )
-    coefficients = layer_coefficients(eps)
-    report = {
-        "mode": options.mode,
-        "eps_source": source,
-        "rho": rho,
-        "strength": options.strength,
-        "scale": scale,
-        "met": found.chosen is not None,
-        "searched_rules": [rule.metric for rule in rules],
-        "utility_budget": budget,
-        "tried": [
-            {
-                "scale": tried.scale,
-                "meets": tried.meets,
-                "metrics": {
-                    name: metric.model_dump(mode="json") for name, metric in tried.outcome.items()
-                },
-            }
-            for tried in found.tried
-        ],
-        "layer_coefficients": {str(k): v for k, v in coefficients.by_layer.items()},
+    return search_scale(options.scales, evaluate, meets), rules, budget
+
+
+def _tried(search: ScaleSearch[Outcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            "scale": tried.scale,
+            "meets": tried.meets,
+            "metrics": {
+                name: metric.model_dump(mode="json") for name, metric in tried.outcome.items()
+            },
+        }
+        for tried in search.tried
+    ]
+
+
+def _where(
+    parameters: Mapping[str, Tensor], repair: Repair, scale: float, lora_scaling: float
+) -> dict[str, Any]:
+    """Where the delta acts: its shares, and the change of each adapted matrix as released."""
+    coefficients = layer_coefficients(repair.delta)
+    return {
+        "layer_coefficients": _by_layer(coefficients.by_layer),
         "module_shares": dict(coefficients.by_module),
         "factor_shares": dict(coefficients.by_factor),
-        "effective_change": effective_change_norms(parameters, eps, lora_scaling, scale),
-        "clamped_steps": tuned.counters.get("clamped_steps", 0),
-        "skipped_perturbations": tuned.counters.get("skipped_perturbations", 0),
+        "effective_change": effective_change_norms(parameters, repair.delta, lora_scaling, scale),
     }
-    return Perturbed(eps, scale, report)
 
 
-def _harmful_losses(
-    model: Any, harmful: Sequence[TokenRow], size: int, stop: Callable[[], bool]
-) -> Iterator[Callable[[], Tensor]]:
-    """One closure a batch. A last batch of another size would weigh its rows differently, so it is
-    left out where there are others."""
-    device = next(model.parameters()).device
-    whole = len(harmful) - len(harmful) % size or len(harmful)
-    for start in range(0, whole, size):
-        if stop():
-            raise Stopped
-        batch = collate(harmful[start : start + size], device)
-        yield partial(response_token_mean_nll, model, *batch)
+def _by_layer(coefficients: Mapping[int, float]) -> dict[str, float]:
+    return {str(layer): share for layer, share in coefficients.items()}
 
 
 def _identity(parameters: Mapping[str, Tensor]) -> str:

@@ -9,17 +9,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
+from defenses.panacea.layers import layer_coefficients
 from evaluators.harmfulness.judge import HarmfulnessSample
+from workers.pipeline.bundle import (
+    ADAPTER,
+    ADAPTER_BEFORE,
+    ADAPTER_CONFIG,
+    EPS,
+    LAYER_CHART,
+    MANIFEST,
+    PERTURBATION,
+    REPORT,
+    SCHEDULER,
+)
 from workers.pipeline.folders import write_folder
 from workers.pipeline.hashing import file_sha256
 from workers.pipeline.models import trainable
-from workers.pipeline.rows import TokenRow
+from workers.pipeline.perturb import Perturbed
+from workers.pipeline.plots import layer_chart
+from workers.pipeline.rows import PairRow, TokenRow
 from workers.pipeline.tune import Tuned
-
-ADAPTER = "adapter_model.safetensors"
-MANIFEST = "manifest.json"
 
 
 class ArtifactChanged(RuntimeError):
@@ -35,7 +45,7 @@ def save_adapter(model: Any, base_name: str, folder: Path) -> str:
     def fill(aside: Path) -> None:
         model.save_pretrained(aside, safe_serialization=True)
         (aside / "README.md").unlink(missing_ok=True)
-        path = aside / "adapter_config.json"
+        path = aside / ADAPTER_CONFIG
         config = json.loads(path.read_text("utf-8"))
         config["base_model_name_or_path"] = base_name
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -44,14 +54,22 @@ def save_adapter(model: Any, base_name: str, folder: Path) -> str:
     return file_sha256(folder / ADAPTER)
 
 
-def save_perturbation(model: Any, eps: Mapping[str, Tensor], scale: float, folder: Path) -> None:
-    """Write eps and the adapter as it was before, so that the step can be rescaled or undone."""
+def save_perturbation(model: Any, perturbed: Perturbed, folder: Path) -> None:
+    """Write eps, the adapter as it was before it, and a chart of where eps acts.
+
+    The two together allow the step to be rescaled or undone (stored_perturbation.py).
+    """
+    mode = str(perturbed.report["mode"])
+    title = f"Where the change of {mode} acts (released at scale {perturbed.scale:g})"
+    chart = layer_chart(layer_coefficients(perturbed.eps), perturbed.average, title)
 
     def fill(aside: Path) -> None:
-        save_file({name: t.detach().cpu().contiguous() for name, t in eps.items()},
-                  aside / "eps.safetensors", metadata={"scale": repr(scale)})  # fmt: skip
+        eps = {name: tensor.detach().cpu().contiguous() for name, tensor in perturbed.eps.items()}
+        about = {"mode": mode, "scale": repr(perturbed.scale)}
+        save_file(eps, aside / EPS, metadata=about)
         before = {name: p.detach().cpu().contiguous() for name, p in trainable(model).items()}
-        save_file(before, aside / "adapter_before.safetensors")
+        save_file(before, aside / ADAPTER_BEFORE)
+        (aside / LAYER_CHART).write_text(chart, "utf-8")
 
     write_folder(folder, fill)
 
@@ -65,9 +83,11 @@ def publish(
     weights: pa.Table | None,
     samples: Mapping[str, Sequence[HarmfulnessSample]],
     perturbation: Path | None,
+    scheduler: Path | None = None,
 ) -> None:
     """Assemble the bundle folder; it exists only when it is whole.
 
+    perturbation, scheduler: folders that become the bundle's of these names; None: there is none.
     Raises ArtifactChanged if the adapter's hash is not the one that the gate judged.
     """
     if file_sha256(adapter / ADAPTER) != adapter_sha256:
@@ -78,14 +98,15 @@ def publish(
     def fill(aside: Path) -> None:
         tokenizer.save_pretrained(aside)
         _copy(adapter, aside)
-        if perturbation is not None:
-            (aside / "perturbation").mkdir()
-            _copy(perturbation, aside / "perturbation")
+        for name, folder in ((PERTURBATION, perturbation), (SCHEDULER, scheduler)):
+            if folder is not None:
+                (aside / name).mkdir()
+                _copy(folder, aside / name)
         if weights is not None:
             pq.write_table(weights, aside / "safety_weights.parquet")
         pq.write_table(_sample_table(samples), aside / "evaluation_samples.parquet")
         text = json.dumps(report, indent=2, allow_nan=False)
-        (aside / "report.json").write_text(text + "\n", "utf-8")
+        (aside / REPORT).write_text(text + "\n", "utf-8")
         manifest = {
             "files": {
                 path.relative_to(aside).as_posix(): {
@@ -101,12 +122,15 @@ def publish(
     write_folder(bundle, fill)
 
 
-def weight_table(tuned: Tuned, rows: Sequence[TokenRow]) -> pa.Table | None:
+def weight_table(tuned: Tuned, rows: Sequence[TokenRow | PairRow]) -> pa.Table | None:
     """Per-row safety weights: row (from 0), line, logit, weight (mean 1 under softmax), rank (1 is
-    trusted least), nll (last seen mean response loss, nats a token), trained tokens."""
-    if tuned.scheduler is None:
+    trusted least), nll (last seen mean response loss, nats a token), trained tokens, kept (whether
+    the row was learned in the end, where the method chose among them)."""
+    weights = tuned.method.weights()
+    if weights is None:
         return None
-    weights = tuned.scheduler.all_weights()
+    logits = tuned.method.logits()
+    kept = None if tuned.kept is None else set(tuned.kept)
     order = torch.argsort(weights, stable=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(1, len(rows) + 1)
@@ -114,11 +138,12 @@ def weight_table(tuned: Tuned, rows: Sequence[TokenRow]) -> pa.Table | None:
         {
             "row": list(range(len(rows))),
             "line": [row.line for row in rows],
-            "logit": tuned.scheduler.v_N.detach().tolist(),
+            "logit": [None] * len(rows) if logits is None else logits[: len(rows)].tolist(),
             "weight": weights.tolist(),
             "rank": rank.tolist(),
             "nll": tuned.last_nll.tolist(),
             "trained_tokens": [row.trained_tokens for row in rows],
+            "kept": [kept is None or row in kept for row in range(len(rows))],
         }
     )
 

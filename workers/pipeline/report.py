@@ -6,20 +6,29 @@ from typing import Any, NamedTuple
 import peft
 import torch
 import transformers
+from torch import Tensor
 
-from defenses.bds.ranking import ranked_rows
+from defenses.bds.canaries import CanaryCheck
+from defenses.bds.ranking import effective_sample_size, ranked_rows, trusted_mass_share
 from evaluators.gate.verdict import GateDecision
 from evaluators.harmfulness.scorer import EmbeddedScorer
 from evaluators.metric import Metric
+from jobspec.defense import TrustedOptions, TuningOptions
 from jobspec.hyperparameters import ResolvedHyperparameters
 from jobspec.spec import JobSpec
+from workers.pipeline.canaries import Canaries, Flagged
+from workers.pipeline.conditions import ConditionFacts, conditions
 from workers.pipeline.evaluate import EvaluationPlan
 from workers.pipeline.models import LoadedModel
 from workers.pipeline.perturb import Perturbed
+from workers.pipeline.trusted import AlignmentSet
 from workers.pipeline.tune import Tuned, TuneData
 
 REPORT_VERSION = 1
 DISTRUSTED_ROWS = 10
+LISTED_LINES = 20
+# Fields of the options that the scheduler's block repeats, where a method has them.
+OPTION_FIELDS = ("form", "sampler", "transform", "learning_rate", "keep_share")
 SUMMARY = ("metrics", "base_metrics", "gate", "base_gate", "defense", "timings")
 
 
@@ -36,6 +45,11 @@ class Facts(NamedTuple):
     steps: int
     tuned: Tuned
     perturbed: Perturbed | None
+    alignment: AlignmentSet
+    canaries: Canaries
+    check: CanaryCheck
+    uses_canaries: bool
+    flagged: Flagged
     metrics: dict[str, Metric]
     base_metrics: dict[str, Metric]
     decision: GateDecision
@@ -59,8 +73,10 @@ def build_report(facts: Facts) -> dict[str, Any]:
         "trained_tokens": tuned.trained_tokens,
         "skipped_steps": tuned.counters.get("skipped_steps", 0),
         "defense": {
-            "scheduler": _scheduler_report(spec, tuned, facts.data),
+            "scheduler": _scheduler_report(facts),
             "perturbation": {"mode": "none"} if perturbed is None else perturbed.report,
+            **({"alignment": _alignment_report(facts.alignment)} if facts.alignment.rows else {}),
+            "conditions": [item._asdict() for item in conditions(_condition_facts(facts))],
         },
         "metrics": {name: metric.model_dump(mode="json") for name, metric in facts.metrics.items()},
         "base_metrics": {
@@ -95,20 +111,78 @@ def build_report(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _scheduler_report(spec: JobSpec, tuned: Tuned, data: TuneData) -> dict[str, Any]:
-    options = spec.defense.scheduler
-    if tuned.scheduler is None:
-        return {"name": "none"}
-    ranked = ranked_rows(tuned.scheduler.all_weights())
+def _scheduler_report(facts: Facts) -> dict[str, Any]:
+    options, weights = facts.spec.defense.scheduler, facts.tuned.method.weights()
+    if weights is None:
+        return {"name": options.name}
     return {
         "name": options.name,
-        "transform": options.transform,
-        "learning_rate": options.learning_rate,
-        "alignment_coefficient": options.alignment_coefficient,
-        "alignment_rows": len(data.alignment),
-        "effective_sample_size": tuned.scheduler.effective_sample_size(),
+        **{name: getattr(options, name) for name in OPTION_FIELDS if hasattr(options, name)},
+        **_alignment_options(options, facts.alignment),
+        "effective_sample_size": _effective_size(weights),
+        "trusted_mass": trusted_mass_share(weights) if bool(weights.any()) else None,
+        "canaries": _canary_report(facts),
         "distrusted": [
-            {"line": data.user[row.row_id].line, "rank": row.rank, "weight": row.weight}
-            for row in ranked[:DISTRUSTED_ROWS]
+            {"line": facts.data.user[row.row_id].line, "rank": row.rank, "weight": row.weight}
+            for row in ranked_rows(weights)[:DISTRUSTED_ROWS]
         ],
     }
+
+
+def _alignment_options(options: TuningOptions, alignment: AlignmentSet) -> dict[str, Any]:
+    if not isinstance(options, TrustedOptions):
+        return {}
+    return {
+        "alignment_coefficient": options.alignment_coefficient,
+        "alignment_rows": len(alignment.rows),
+    }
+
+
+def _alignment_report(alignment: AlignmentSet) -> dict[str, Any]:
+    return {
+        "rows": len(alignment.rows),
+        "wanted": alignment.wanted,
+        "overlap_left_out": alignment.overlap_left_out,
+        "overlap_lines": list(alignment.overlap_lines[:LISTED_LINES]),
+        "system_turns_adopted": alignment.system_turns_adopted,
+        "system_turns_dropped": alignment.system_turns_dropped,
+    }
+
+
+def _canary_report(facts: Facts) -> dict[str, Any]:
+    canaries, check = facts.canaries, facts.check
+    return {
+        "harmful": len(canaries.harmful),
+        "benign": len(canaries.benign) + len(canaries.benign_user_ids),
+        "source": canaries.source,
+        "auc": check.auc.value,
+        "low": check.auc.low,
+        "high": check.auc.high,
+        "effective": check.effective,
+        "mean_weight_harmful": check.mean_weight_harmful,
+        "mean_weight_benign": check.mean_weight_benign,
+    }
+
+
+def _condition_facts(facts: Facts) -> ConditionFacts:
+    weights, alignment = facts.tuned.method.weights(), facts.alignment
+    return ConditionFacts(
+        rows=len(facts.data.user),
+        canary=facts.check.auc,
+        weights=None if weights is None else weights.tolist(),
+        effective_sample_size=None if weights is None else _effective_size(weights),
+        weighs_rows=facts.uses_canaries,
+        flattered=facts.canaries.source == "training_file",
+        alignment_wanted=alignment.wanted,
+        alignment_found=len(alignment.rows),
+        overlap_left_out=alignment.overlap_left_out,
+        overlap_lines=alignment.overlap_lines,
+        template_differs=alignment.template_differs,
+        skipped_steps=facts.tuned.counters.get("skipped_steps", 0),
+        flagged_rows=facts.flagged.rows,
+        scored_rows=facts.flagged.scored,
+    )
+
+
+def _effective_size(weights: Tensor) -> float | None:
+    return effective_sample_size(weights) if bool(weights.any()) else None

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from defenses.losses import IGNORED_LABEL
 from jobspec.chat import ChatMessage, ChatRow
+from jobspec.preference import PreferenceRow
 
 
 class TokenRow(NamedTuple):
@@ -22,6 +23,33 @@ class TokenRow(NamedTuple):
     def trained_tokens(self) -> int:
         """Tokens that carry loss; the first token of a row has nothing before it to predict it."""
         return sum(label != IGNORED_LABEL for label in self.labels[1:])
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+class PairRow(NamedTuple):
+    """One comparison: the conversation with the preferred answer, and with the other one. Only the
+    answers carry loss."""
+
+    line: int
+    chosen: TokenRow
+    rejected: TokenRow
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens of both answers."""
+        return self.chosen.trained_tokens + self.rejected.trained_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of both rows."""
+        return self.chosen.tokens + self.rejected.tokens
+
+    @property
+    def truncated(self) -> bool:
+        return self.chosen.truncated or self.rejected.truncated
 
 
 class TemplateMismatch(ValueError):
@@ -65,6 +93,20 @@ def encode_row(
     if not truncate or cut.trained_tokens == 0:
         raise RowTooLong(len(ids), max_length)
     return cut
+
+
+def encode_pair(
+    tokenizer: Any, row: PreferenceRow, max_length: int, *, truncate: bool = False
+) -> PairRow:
+    """Tokens of both sides of a comparison; see encode_row, also for what raises.
+
+    A pair is too long where one of its sides is.
+    """
+    return PairRow(
+        row.line,
+        encode_row(tokenizer, row.chosen_side, max_length, truncate=truncate),
+        encode_row(tokenizer, row.rejected_side, max_length, truncate=truncate),
+    )
 
 
 def prompt_response_row(line: int, prompt: str, response: str) -> ChatRow:

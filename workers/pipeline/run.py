@@ -4,7 +4,6 @@ Reads top to bottom. Everything it leaves lies in the work folder; a later attem
 folder continues after the last thing that was complete.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,35 +13,27 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from defenses.losses import response_nll_B
 from defenses.panacea.perturbation import apply_perturbation
 from evaluators.gate.policy import Policy, default_policy
 from evaluators.gate.verdict import decide
 from evaluators.harmfulness.scorer import EmbeddedScorer
-from jobspec.hyperparameters import ResolvedHyperparameters, resolve
+from jobspec.hyperparameters import DEFAULT_BETA
 from jobspec.spec import JobSpec
+from workers.pipeline.canaries import check_canaries
 from workers.pipeline.emit import Emit
-from workers.pipeline.evaluate import (
-    baseline,
-    measure,
-    metrics_of,
-    plan_evaluation,
-)
+from workers.pipeline.evaluate import baseline, measure, metrics_of, plan_evaluation
 from workers.pipeline.failure import PipelineFailure, Stopped
+from workers.pipeline.features import save_scheduler
 from workers.pipeline.models import LoadedModel, attach_adapter, load_base, trainable
-from workers.pipeline.perturb import perturb
-from workers.pipeline.publish import (
-    publish,
-    save_adapter,
-    save_perturbation,
-    weight_table,
-)
+from workers.pipeline.perturb import Judging, perturb
+from workers.pipeline.prepare import estimate, prepare, run_key
+from workers.pipeline.processes import ALONE, Processes
+from workers.pipeline.publish import publish, save_adapter, save_perturbation, weight_table
+from workers.pipeline.repairs import check_repair
 from workers.pipeline.report import SUMMARY, Facts, build_report
-from workers.pipeline.rows import collate
 from workers.pipeline.sections import Sections
-from workers.pipeline.trusted import alignment_rows, harmful_rows
-from workers.pipeline.tune import TuneData, TuneSettings, total_steps, tune
-from workers.pipeline.validate import Dataset, load_dataset, overlap
+from workers.pipeline.tune import TuneSettings, total_steps, tune
+from workers.pipeline.validate import Dataset, load_dataset, load_preferences, overlap
 
 
 class Stages:
@@ -66,10 +57,17 @@ class Stages:
         self.seconds[name] = round(time.monotonic() - started, 3)
 
 
-def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
+def run_job(
+    spec: JobSpec,
+    work: Path,
+    emit: Emit,
+    stop: Callable[[], bool],
+    processes: Processes = ALONE,
+) -> dict[str, Any] | None:
     """Run a job to its verdict; returns the report, which is also in the bundle.
 
-    Raises PipelineFailure (a reason for the tenant) and Stopped (`stop()` turned true).
+    Of several processes the first one does everything; the others share its tuning and return
+    None. Raises PipelineFailure (a reason for the tenant) and Stopped (`stop()` turned true).
     """
     work.mkdir(parents=True, exist_ok=True)
     if spec.threads is not None:
@@ -78,16 +76,10 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
     stages = Stages(emit)
 
     with stages.stage("validating"):
+        check_repair(spec.defense.perturbation, spec.model)
         base = load_base(spec.model, spec.cache_dir)
         _check_stop(stop)
         training, validation, data_report = _load_data(spec, base)
-        hyper = resolve(spec.hyperparameters, len(training.rows), spec.model.lora.batch_size)
-        data = TuneData(
-            user=training.rows,
-            validation=[] if validation is None else validation.rows,
-            alignment=alignment_rows(spec, base, len(training.rows), hyper),
-            harmful=harmful_rows(spec, base),
-        )
         held_out = training if validation is None else validation
         plan = plan_evaluation(
             spec.evaluation,
@@ -98,14 +90,17 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
             seed=spec.seed,
         )
         scorer = EmbeddedScorer.load()
+        inputs = prepare(spec, base, scorer, training, validation)
+        data_report |= inputs.filtered
+        data, hyper = inputs.data, inputs.hyper
         model = attach_adapter(base.model, spec.model.lora, spec.seed)
-        steps = total_steps(len(data.user), hyper)
+        steps = total_steps(len(data.user), hyper, spec.defense.scheduler)
         emit(
             "validated",
             hyperparameters=hyper.model_dump(),
             report=data_report,
             total_steps=steps,
-            estimate=_estimate(model, data, hyper, steps, spec),
+            estimate=estimate(model, data, hyper, steps, spec),
         )
     _check_stop(stop)
 
@@ -116,26 +111,21 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
             defense=spec.defense,
             checkpoints=spec.checkpoints,
             seed=spec.seed,
-            key=_run_key(spec, base.fingerprint, data, hyper),
+            key=run_key(spec, base.fingerprint, data, hyper),
+            beta=getattr(hyper, "beta", DEFAULT_BETA),
+            features=inputs.features,
+            make_method=inputs.make_method,
         )
-        tuned = tune(model, data, settings, work, emit, stop)
+        tuned = tune(model, data, settings, work, emit, stop, processes)
+    processes.close()
+    if not processes.leads:
+        return None
 
     with stages.stage("perturbing"):
-        perturbed = perturb(
-            model,
-            tuned,
-            data.harmful,
-            spec.defense.perturbation,
-            policy,
-            plan,
-            scorer,
-            base,
-            spec.model.lora.alpha / spec.model.lora.rank,
-            work / "evaluation",
-            spec.cache_dir / "baselines",
-            emit,
-            stop,
+        judging = Judging(
+            policy, plan, scorer, base, work / "evaluation", spec.cache_dir / "baselines"
         )
+        perturbed = perturb(model, tuned, data.harmful, spec, judging, emit, stop)
 
     with stages.stage("evaluating"):
         with stages.timed("evaluating_base"):
@@ -144,7 +134,7 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
             )
         folder = work / "perturbation"
         if perturbed is not None:
-            save_perturbation(model, perturbed.eps, perturbed.scale, folder)
+            save_perturbation(model, perturbed, folder)
         with apply_perturbation(
             trainable(model),
             {} if perturbed is None else perturbed.eps,
@@ -161,7 +151,14 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
                 emit,
                 stop,
             )
+        check = check_canaries(
+            inputs.canaries,
+            tuned.method,
+            len(data.user),
+            getattr(spec.defense.scheduler, "transform", None),
+        )
         metrics = metrics_of(measured, reference, plan, scorer)
+        metrics["defense.canary_auc"] = check.auc
         base_metrics = metrics_of(reference, reference, plan, scorer)
 
     with stages.stage("gating"):
@@ -172,18 +169,29 @@ def run_job(spec: JobSpec, work: Path, emit: Emit, stop: Callable[[], bool]) -> 
         report = build_report(
             Facts(
                 spec, base, scorer, plan, data, data_report, hyper, steps, tuned, perturbed,
+                inputs.alignment, inputs.canaries, check, inputs.uses_canaries, inputs.flagged,
                 metrics, base_metrics, decision, base_decision, adapter_sha256, stages.seconds,
             )
         )  # fmt: skip
+        for condition in report["defense"]["conditions"]:
+            emit(
+                "message",
+                level=condition["severity"],
+                message=condition["message"],
+                data={"condition": condition["code"]},
+            )
         publish(
             work / "bundle",
             work / "adapter",
             adapter_sha256,
             base.tokenizer,
             report,
-            weight_table(tuned, training.rows),
+            weight_table(tuned, data.user),
             {"base": reference.samples, "tuned": measured.samples},
             None if perturbed is None else folder,
+            save_scheduler(
+                tuned.method, spec.defense.scheduler, inputs.features, work / "scheduler"
+            ),
         )
     emit(
         "result",
@@ -199,7 +207,8 @@ def _load_data(spec: JobSpec, base: LoadedModel) -> tuple[Dataset, Dataset | Non
     context = getattr(base.model.config, "max_position_embeddings", None)
     limit = spec.max_length or spec.model.lora.max_length
     max_length = min(limit, context) if isinstance(context, int) else limit
-    training = load_dataset(
+    load = load_preferences if spec.method == "dpo" else load_dataset
+    training = load(
         spec.training_file,
         base.tokenizer,
         max_length,
@@ -210,7 +219,7 @@ def _load_data(spec: JobSpec, base: LoadedModel) -> tuple[Dataset, Dataset | Non
     report: dict[str, Any] = {"max_length": max_length, "training_file": training.report}
     if spec.validation_file is None:
         return training, None, report
-    validation = load_dataset(
+    validation = load(
         spec.validation_file,
         base.tokenizer,
         max_length,
@@ -221,42 +230,6 @@ def _load_data(spec: JobSpec, base: LoadedModel) -> tuple[Dataset, Dataset | Non
     )
     report["validation_file"] = validation.report | overlap(training.chat, validation.chat)
     return training, validation, report
-
-
-def _estimate(
-    model: Any,
-    data: TuneData,
-    hyper: ResolvedHyperparameters,
-    steps: int,
-    spec: JobSpec,
-) -> dict[str, Any]:
-    """Seconds of tuning, from one measured forward and backward pass that changes nothing."""
-    rows = [*data.alignment[: hyper.batch_size], *data.user[: hyper.batch_size]]
-    batch = collate(rows, next(model.parameters()).device)
-    started = time.monotonic()
-    loss = response_nll_B(model, *batch).mean()
-    torch.autograd.grad(loss, list(trainable(model).values()))
-    step = time.monotonic() - started
-    passes = 2.5 if spec.defense.perturbation.mode == "joint" else 1.0
-    return {
-        "tuning_seconds": round(step * passes * steps, 1),
-        "seconds_per_step": round(step * passes, 3),
-    }
-
-
-def _run_key(
-    spec: JobSpec, fingerprint: str, data: TuneData, hyper: ResolvedHyperparameters
-) -> str:
-    """What a checkpoint must agree with to be resumed."""
-    digest = hashlib.sha256(fingerprint.encode())
-    digest.update(spec.model.lora.model_dump_json().encode())
-    digest.update(spec.defense.model_dump_json().encode())
-    digest.update(hyper.model_dump_json().encode())
-    digest.update(str(spec.seed).encode())
-    for rows in data:
-        for row in rows:
-            digest.update(str((row.ids, row.labels)).encode())
-    return digest.hexdigest()
 
 
 def _policy(spec: JobSpec) -> Policy:

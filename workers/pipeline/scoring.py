@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from defenses.losses import response_nll_and_accuracy_B
+from defenses.losses import ResponseScores, response_nll_and_accuracy_B
 from workers.pipeline.failure import Stopped
 from workers.pipeline.rows import TokenRow, collate
 
@@ -27,10 +28,19 @@ def row_losses(
     return [row.nll for row in _score_rows(model, rows, batch_size, stop)]
 
 
+def token_log_probs(
+    model: Any, rows: Sequence[TokenRow], batch_size: int, stop: Callable[[], bool]
+) -> list[Tensor]:
+    """Log-probability of every supervised token of each row, in order, float32 on the CPU; raises
+    Stopped."""
+    return [row.log_probs for row in _score_rows(model, rows, batch_size, stop)]
+
+
 class _RowScore(NamedTuple):
     nll: float
     correct: int
     tokens: int
+    log_probs: Tensor
 
 
 def _score_rows(
@@ -54,8 +64,15 @@ def _score_rows(
                 scores.nll.double().tolist(),
                 scores.correct.tolist(),
                 scores.token_count.tolist(),
+                _supervised(scores),
                 strict=True,
             )
             results |= {index: _RowScore(*row) for index, row in zip(chosen, found, strict=True)}
     model.train(training)
     return [results[index] for index in range(len(rows))]
+
+
+def _supervised(scores: ResponseScores) -> list[Tensor]:
+    log_probs_BT = -scores.token_nll.float().cpu()
+    supervised_BT = scores.supervised.cpu()
+    return [row[mask] for row, mask in zip(log_probs_BT, supervised_BT, strict=True)]

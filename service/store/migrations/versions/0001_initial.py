@@ -69,6 +69,7 @@ def upgrade() -> None:
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("status_details", sa.Text(), nullable=True),
+        sa.Column("format", sa.String(length=16), nullable=True),
         sa.Column("rows", sa.Integer(), nullable=True),
         sa.Column("findings", sa.JSON(), nullable=True),
         sa.Column("location", sa.String(length=512), nullable=False),

@@ -1,0 +1,1 @@
+"""The published methods that BDS and Panacea are compared with, on the same loop and rows."""

@@ -1,0 +1,11 @@
+"""Names of the files in a bundle that more than one module reads or writes."""
+
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+REPORT = "report.json"
+MANIFEST = "manifest.json"
+PERTURBATION = "perturbation"
+EPS = "eps.safetensors"
+ADAPTER_BEFORE = "adapter_before.safetensors"
+LAYER_CHART = "layers.svg"
+SCHEDULER = "scheduler"

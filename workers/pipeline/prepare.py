@@ -1,0 +1,169 @@
+"""Everything that tuning reads, put together from a job's files and the service's own sets."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from defenses.baselines.prefilter import unflagged_rows
+from defenses.losses import response_nll_B
+from defenses.method import MethodError, RowFeatures
+from defenses.registry import InvalidDefenseError, UnknownDefenseError, method_class
+from evaluators.harmfulness.scorer import EmbeddedScorer
+from jobspec.defense import PerturbationOptions, PrefilterOptions
+from jobspec.hyperparameters import ResolvedHyperparameters, resolve
+from jobspec.spec import JobSpec
+from workers.pipeline.canaries import (
+    SURELY_HARMFUL,
+    Canaries,
+    Flagged,
+    choose_canaries,
+    learned_answer,
+    score_rows,
+)
+from workers.pipeline.failure import PipelineFailure
+from workers.pipeline.features import MakeMethod, neural_method
+from workers.pipeline.models import LoadedModel, trainable
+from workers.pipeline.preferences import pair_rows
+from workers.pipeline.rows import PairRow, TokenRow, collate
+from workers.pipeline.training import TuneData
+from workers.pipeline.trusted import AlignmentSet, alignment_rows, harmful_rows
+from workers.pipeline.validate import Dataset
+
+LISTED_LINES = 20
+
+
+class Inputs(NamedTuple):
+    """What tuning reads, and what the report tells about how it was chosen."""
+
+    data: TuneData
+    hyper: ResolvedHyperparameters
+    alignment: AlignmentSet
+    canaries: Canaries
+    uses_canaries: bool
+    flagged: Flagged
+    features: RowFeatures | None
+    make_method: MakeMethod | None
+    filtered: dict[str, Any]
+
+
+def prepare(
+    spec: JobSpec,
+    base: LoadedModel,
+    scorer: EmbeddedScorer,
+    training: Dataset,
+    validation: Dataset | None,
+) -> Inputs:
+    """Choose alignment rows, canaries and features; drop rows where the job asks for a filter.
+
+    Raises PipelineFailure for sets on which the defense would mean nothing.
+    """
+    try:
+        method = method_class(spec.defense.scheduler)
+    except (UnknownDefenseError, InvalidDefenseError) as error:
+        raise PipelineFailure("invalid_spec", f"defense.scheduler: {error}.") from error
+    training, filtered = _filter(spec, scorer, training)
+    max_length = _longest(spec, base)
+    hyper = resolve(spec.hyperparameters, len(training.rows), spec.model.lora.batch_size)
+    alignment = alignment_rows(
+        spec,
+        base,
+        training.chat,
+        training.rows,
+        hyper,
+        max_length=max_length,
+        alignment_file=spec.alignment_file,
+    )
+    scored = score_rows(training.chat, scorer, spec.seed)
+    canaries = choose_canaries(
+        spec,
+        base.tokenizer,
+        training.chat,
+        [] if validation is None else validation.chat,
+        [] if validation is None else validation.rows,
+        scored,
+        scorer,
+        uses_canaries=method.uses_canaries,
+        max_length=max_length,
+    )
+    neural = neural_method(spec, base, scorer.embedder, [*training.chat, *canaries.chat])
+    return Inputs(
+        data=TuneData(
+            user=training.tuned,
+            validation=[] if validation is None else validation.tuned,
+            alignment=alignment.rows,
+            harmful=harmful_rows(
+                spec, base, canaries=len(canaries.harmful), harmful_file=spec.harmful_file
+            ),
+            canaries_harmful=canaries.harmful,
+            canaries_benign=canaries.benign,
+        ),
+        hyper=hyper,
+        alignment=alignment,
+        canaries=canaries,
+        uses_canaries=method.uses_canaries,
+        flagged=scored.flagged(),
+        features=None if neural is None else neural[0],
+        make_method=None if neural is None else neural[1],
+        filtered=filtered,
+    )
+
+
+def _longest(spec: JobSpec, base: LoadedModel) -> int:
+    context = getattr(base.model.config, "max_position_embeddings", None)
+    limit = spec.max_length or spec.model.lora.max_length
+    return min(limit, context) if isinstance(context, int) else limit
+
+
+def _filter(
+    spec: JobSpec, scorer: EmbeddedScorer, training: Dataset
+) -> tuple[Dataset, dict[str, Any]]:
+    """Without the rows that the scorer flags, where defense.scheduler is prefilter."""
+    if not isinstance(spec.defense.scheduler, PrefilterOptions):
+        return training, {}
+    scores = scorer.score([learned_answer(row) for row in training.chat])
+    try:
+        kept = unflagged_rows([score >= SURELY_HARMFUL for score in scores.tolist()])
+    except MethodError as error:
+        raise PipelineFailure("invalid_spec", f"The defense cannot run: {error}.") from error
+    dropped = sorted({*range(len(training.rows))} - {*kept})
+    left = training._replace(
+        chat=[training.chat[i] for i in kept],
+        rows=[training.rows[i] for i in kept],
+        pairs=None if training.pairs is None else [training.pairs[i] for i in kept],
+    )
+    lines = [training.rows[i].line for i in dropped]
+    return left, {"filtered": {"examples": len(dropped), "lines": lines[:LISTED_LINES]}}
+
+
+def estimate(
+    model: Any, data: TuneData, hyper: ResolvedHyperparameters, steps: int, spec: JobSpec
+) -> dict[str, Any]:
+    """Seconds of tuning, from one measured forward and backward pass that changes nothing."""
+    user: Sequence[Any] = data.user[: hyper.batch_size]
+    own: list[TokenRow] = pair_rows(user) if isinstance(user[0], PairRow) else list(user)
+    batch = collate([*data.alignment[: hyper.batch_size], *own], next(model.parameters()).device)
+    started = time.monotonic()
+    loss = response_nll_B(model, *batch).mean()
+    torch.autograd.grad(loss, list(trainable(model).values()))
+    step = time.monotonic() - started
+    repair = spec.defense.perturbation
+    joint = isinstance(repair, PerturbationOptions) and repair.mode == "joint"
+    step *= 2.5 if joint else 1.0
+    return {"tuning_seconds": round(step * steps, 1), "seconds_per_step": round(step, 3)}
+
+
+def run_key(spec: JobSpec, fingerprint: str, data: TuneData, hyper: ResolvedHyperparameters) -> str:
+    """What a checkpoint must agree with to be resumed."""
+    digest = hashlib.sha256(fingerprint.encode())
+    digest.update(spec.model.lora.model_dump_json().encode())
+    digest.update(spec.defense.model_dump_json().encode())
+    digest.update(hyper.model_dump_json().encode())
+    digest.update(f"{spec.method} {spec.seed} {spec.scheduler_checkpoint}".encode())
+    for rows in data:
+        for row in rows:
+            sides = [row.chosen, row.rejected] if isinstance(row, PairRow) else [row]
+            digest.update(str([(side.ids, side.labels) for side in sides]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,609 @@
+"""One tuning run, step by step: rows, forward pass, objective, exchange, update, checkpoint."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from defenses.dpo import dpo_loss_B
+from defenses.losses import ResponseScores, response_nll_and_accuracy_B
+from defenses.method import (
+    MethodContext,
+    MethodError,
+    RowFeatures,
+    StepLosses,
+    StepRecord,
+    TokenLosses,
+    TuningMethod,
+)
+from defenses.panacea.layers import CoefficientAverage, first_averaged_step
+from defenses.panacea.perturbation import panacea_gradients, relative_rho
+from defenses.registry import build_method, method_class
+from jobspec.catalogue import LoraDefaults
+from jobspec.defense import DefenseOptions, PerturbationOptions
+from jobspec.hyperparameters import ResolvedHyperparameters
+from jobspec.spec import CheckpointOptions
+from workers.pipeline.checkpoint import (
+    TrainingState,
+    newest_checkpoint,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+)
+from workers.pipeline.emit import Emit
+from workers.pipeline.failure import PipelineFailure
+from workers.pipeline.models import trainable
+from workers.pipeline.preferences import evaluate_pairs, pair_rows, reference_log_probs
+from workers.pipeline.processes import Processes
+from workers.pipeline.rows import PairRow, TokenRow, collate
+from workers.pipeline.scoring import evaluate_rows, row_losses, token_log_probs
+from workers.pipeline.stream import RowStream
+
+CLIP = 1.0
+VALIDATION_EVERY = 10
+MAX_SKIPPED_IN_A_ROW = 5
+SCORING_BATCH = 16
+
+
+class TuneData(NamedTuple):
+    """Token rows of all sets; only `user` must not be empty. `user` and `validation` hold pairs in
+    a preference job. Canaries are weighed by the scheduler and never learned."""
+
+    user: Sequence[TokenRow] | Sequence[PairRow]
+    validation: Sequence[TokenRow] | Sequence[PairRow]
+    alignment: Sequence[TokenRow]
+    harmful: Sequence[TokenRow]
+    canaries_harmful: Sequence[TokenRow] = ()
+    canaries_benign: Sequence[TokenRow] = ()
+
+    @property
+    def canaries(self) -> list[TokenRow]:
+        """In the order of their ids N, N + 1, ...: harmful ones first."""
+        return [*self.canaries_harmful, *self.canaries_benign]
+
+
+class TuneSettings(NamedTuple):
+    """How to tune. `key` names the run, so that only its own checkpoints are resumed.
+
+    beta: of the preference loss, for pairs. features: what a neural scheduler reads of user rows
+    and canaries. make_method: builds the tuning-stage method where the registry's own way does not
+    do, such as a scheduler that was trained before.
+    """
+
+    hyperparameters: ResolvedHyperparameters
+    lora: LoraDefaults
+    defense: DefenseOptions
+    checkpoints: CheckpointOptions
+    seed: int
+    key: str
+    beta: float = 0.1
+    features: RowFeatures | None = None
+    make_method: Callable[[MethodContext], TuningMethod] | None = None
+
+
+class StepRows(NamedTuple):
+    """Rows of one step: ids of the user's rows, and the rows of the other sets."""
+
+    user_ids: list[int]
+    alignment: list[TokenRow]
+    canary_ids: list[int]
+
+
+class Training:
+    """The state of one tuning run; everything here is in the checkpoint or follows from it."""
+
+    def __init__(
+        self,
+        model: Any,
+        data: TuneData,
+        settings: TuneSettings,
+        work: Path,
+        emit: Emit,
+        stop: Callable[[], bool],
+        processes: Processes,
+        *,
+        first_step: int = 0,
+        announced_steps: int | None = None,
+    ) -> None:
+        self.model, self.data, self.settings = model, data, settings
+        self.work, self.emit, self.stop, self.processes = work, emit, stop, processes
+        self.parameters = trainable(model)
+        self.device = next(model.parameters()).device
+        hyper, defense = settings.hyperparameters, settings.defense
+        self.optimizer = torch.optim.AdamW(
+            list(self.parameters.values()),
+            lr=settings.lora.learning_rate * hyper.learning_rate_multiplier,
+            betas=(0.9, 0.95),
+            eps=1e-8,
+            weight_decay=settings.lora.weight_decay,
+        )
+        kind = method_class(defense.scheduler)
+        self.canaries = data.canaries if kind.uses_canaries else []
+        self._streams(kind.uses_alignment)
+        self.pairs = isinstance(data.user[0], PairRow)
+        self.reference_pairs = self._reference_pairs(data.user)
+        self.reference_validation = self._reference_pairs(data.validation)
+        self.method = self._method(kind.uses_reference)
+        self.user_steps = hyper.n_epochs * self.user.batches
+        self.steps = _planned_steps(self.method, self.user_steps)
+        self.first_step = first_step
+        self.announced_steps = announced_steps or self.steps
+        self.step = 0
+        self.user_step = 0
+        self.trained_tokens = 0
+        self.skipped_in_a_row = 0
+        self.counters = {"skipped_steps": 0, "clamped_steps": 0, "skipped_perturbations": 0}
+        self.last_nll = torch.full((len(data.user),), math.nan, dtype=torch.float64)
+        self.canary_nll = torch.full((len(self.canaries),), math.nan, dtype=torch.float64)
+        self.perturbation: dict[str, Tensor] | None = None
+        self.coefficients = CoefficientAverage()
+        repair = defense.perturbation
+        chosen = repair.rho if isinstance(repair, PerturbationOptions) else None
+        self.rho = chosen or relative_rho(self.parameters)
+        self.metrics: dict[str, float] = {}
+        self.saved_at = time.monotonic()
+        self.saved_step = -1
+
+    def _streams(self, uses_alignment: bool) -> None:
+        size, seed, data = self.settings.hyperparameters.batch_size, self.settings.seed, self.data
+        if uses_alignment and not data.alignment:
+            raise MethodError(
+                f"{self.settings.defense.scheduler.name} leans on an alignment set, and there is "
+                "none; give it rows, or choose a defense without one"
+            )
+        self.user = RowStream("user", len(data.user), size, seed, lengths=_lengths(data.user))
+        self.alignment = (
+            RowStream(
+                "alignment",
+                len(data.alignment),
+                size,
+                seed,
+                lengths=_lengths(data.alignment),
+                leader=lambda _, step: self.user.longest(*divmod(step, self.user.batches)),
+            )
+            if uses_alignment
+            else None
+        )
+        repair = self.settings.defense.perturbation
+        joint = isinstance(repair, PerturbationOptions) and repair.mode == "joint"
+        self.harmful = RowStream("harmful", len(data.harmful), size, seed) if joint else None
+        share = math.ceil(len(self.canaries) / self.user.batches)
+        self.canary = (
+            RowStream("canary", len(self.canaries), share, seed) if self.canaries else None
+        )
+
+    def _method(self, uses_reference: bool) -> TuningMethod:
+        context = MethodContext(
+            row_count=len(self.data.user),
+            canary_count=len(self.canaries),
+            user_steps=self.settings.hyperparameters.n_epochs * self.user.batches,
+            steps_per_epoch=self.user.batches,
+            parameters=self.parameters,
+            seed=self.settings.seed,
+            reference=self._reference_tokens() if uses_reference else (),
+            features=self.settings.features,
+        )
+        if self.settings.make_method is not None:
+            return self.settings.make_method(context)
+        return build_method(self.settings.defense.scheduler, context)
+
+    def _reference_tokens(self) -> list[Tensor]:
+        """Log-probabilities of every supervised token before tuning; the adapter is fresh yet."""
+        if self.pairs:
+            raise PipelineFailure(
+                "invalid_spec",
+                "Constrained SFT limits the tokens of answers; it cannot tune on preference pairs. "
+                "Choose another defense.scheduler.",
+            )
+        rows: Sequence[Any] = self.data.user
+        return token_log_probs(self.model, rows, SCORING_BATCH, self.stop)
+
+    def _reference_pairs(self, rows: Sequence[Any]) -> Tensor:
+        """log p of the chosen and the rejected answer of each pair before tuning, [N, 2]. Computed
+        anew by a resumed run too, before it takes the adapter of the checkpoint."""
+        if not self.pairs or not rows:
+            return torch.empty(0, 2)
+        return reference_log_probs(self.model, rows, SCORING_BATCH, self.stop)
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.steps
+
+    @property
+    def epoch(self) -> int:
+        return self.user_step // self.user.batches
+
+    def advance(self) -> None:
+        """One step of model and method."""
+        started = time.monotonic()
+        reads = self.method.reads(self.step)
+        rows = self._rows(reads)
+        seen: dict[str, Tensor] = {}
+
+        def task_loss() -> Tensor:
+            return self._objective(rows, seen)
+
+        loss, norm = self._descend(task_loss)
+        epoch = self.epoch
+        self.step += 1
+        if reads != "alignment":
+            self.user_step += 1
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._skip()
+            return
+        self.skipped_in_a_row = 0
+        self._learn(rows, seen, epoch, loss, norm)
+        if self.user_step % self.user.batches == 0 and reads != "alignment":
+            self._rescore(epoch)
+        self._validate()
+        self.metrics["seconds"] = round(time.monotonic() - started, 4)
+        self.emit(
+            "metrics",
+            step=self.first_step + self.step,
+            total_steps=self.announced_steps,
+            **self.metrics,
+        )
+
+    def _rows(self, reads: str) -> StepRows:
+        epoch, place = divmod(self.user_step, self.user.batches)
+        user = [] if reads == "alignment" else self.user.batch(epoch, place)
+        trusted = (
+            [self.data.alignment[i] for i in self.alignment.batch(0, self.step)]
+            if self.alignment is not None and reads != "user"
+            else []
+        )
+        canaries = [] if self.canary is None or not user else self.canary.batch(epoch, place)
+        return StepRows(user, trusted, canaries)
+
+    def _objective(self, rows: StepRows, seen: dict[str, Tensor]) -> Tensor:
+        """This process's share of the step's objective; `seen` gets what it measured."""
+        user_ids = self.processes.share(rows.user_ids)
+        trusted = self.processes.share(rows.alignment)
+        user = [self.data.user[i] for i in user_ids]
+        tokens: list[TokenRow] = [*trusted, *(pair_rows(user) if self.pairs else user)]  # type: ignore[arg-type]
+        # A process may have no row of a small last batch; it still has its part of the method's
+        # own terms and of the exchange, so it reads one row that counts for nothing.
+        padding = [] if tokens else [_first_row(self.data.user)]
+        scores = response_nll_and_accuracy_B(self.model, *collate(tokens or padding, self.device))
+        first, last = len(trusted), len(tokens)
+        a_B = scores.nll[:first]
+        l_B = self._user_losses(scores, first, last, user_ids)
+        seen["user"], seen["alignment"] = l_B.detach(), a_B.detach()
+        seen["correct"] = scores.correct[first:last].sum()
+        seen["tokens"] = scores.token_count[first:last].sum()
+        objective = self.method.objective(
+            StepLosses(
+                user_B=l_B,
+                alignment_B=a_B,
+                row_ids_B=torch.tensor(user_ids, dtype=torch.int64),
+                step_ids=torch.tensor(rows.user_ids, dtype=torch.int64),
+                user_count=len(rows.user_ids),
+                alignment_count=len(rows.alignment),
+                step=self.step,
+                epoch=self.epoch,
+                processes=self.processes.count,
+                tokens=None
+                if self.pairs
+                else TokenLosses(scores.token_nll[first:last], scores.supervised[first:last]),
+            )
+        )
+        return objective + 0.0 * scores.nll.sum() if padding else objective
+
+    def _user_losses(
+        self, scores: ResponseScores, first: int, last: int, ids: Sequence[int]
+    ) -> Tensor:
+        """Mean response loss of each row, or the preference loss of each pair."""
+        if not self.pairs:
+            return scores.nll[first:last]
+        log_prob = -(scores.nll * scores.token_count)[first:last]
+        chosen_B, rejected_B = log_prob[: len(ids)], log_prob[len(ids) :]
+        reference = self.reference_pairs[list(ids)].to(log_prob)
+        return dpo_loss_B(
+            chosen_B, rejected_B, reference[:, 0], reference[:, 1], self.settings.beta
+        )
+
+    def _descend(self, task_loss: Callable[[], Tensor]) -> tuple[float, float]:
+        """Gradient, clip and AdamW step; returns the loss and the norm before clipping."""
+        parameters = list(self.parameters.values())
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.harmful is None:
+            objective = task_loss()
+            objective.backward()  # type: ignore[no-untyped-call]
+            (loss,) = self.processes.sum_numbers(float(objective.detach()))
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            self.processes.sum_gradients(p.grad for p in parameters if p.grad is not None)
+        else:
+            loss = self._panacea(task_loss)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, CLIP))
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.optimizer.step()
+        return loss, norm
+
+    def _panacea(self, task_loss: Callable[[], Tensor]) -> float:
+        """Set every gradient to Panacea's direction and keep eps; returns g(w)."""
+        assert self.harmful is not None
+        options = self.settings.defense.perturbation
+        assert isinstance(options, PerturbationOptions)
+        rows = [self.data.harmful[i] for i in self.harmful.batch(0, self.step)]
+        own = self.processes.share(rows)
+        batch = collate(own or rows[:1], self.device)
+        tokens = sum(row.trained_tokens for row in rows)
+
+        def harmful_loss() -> Tensor:
+            scores = response_nll_and_accuracy_B(self.model, *batch)
+            share = (scores.nll * scores.token_count).sum() / tokens
+            return share if own else share * 0.0
+
+        found = panacea_gradients(
+            task_loss,
+            harmful_loss,
+            self.parameters,
+            rho=self.rho,
+            strength=options.strength,
+            clamp=options.clamp,
+            on_clamp=options.on_clamp,
+            reduce=lambda gradients: self.processes.sum_gradients(gradients.values()),
+            reduce_value=lambda value: self.processes.sum_numbers(value)[0],
+        )
+        self.counters["clamped_steps"] += found.clamped
+        self.counters["skipped_perturbations"] += found.skipped
+        if found.perturbation is not None:
+            self.perturbation = found.perturbation
+            if self.step >= first_averaged_step(self.steps):
+                self.coefficients.add(found.perturbation)
+        for name, parameter in self.parameters.items():
+            parameter.grad = found.direction[name]
+        self.metrics = {
+            "harmful_loss": found.harmful_loss,
+            "perturbed_harmful_loss": found.perturbed_harmful_loss,
+        }
+        return found.task_loss
+
+    def _learn(
+        self, rows: StepRows, seen: Mapping[str, Tensor], epoch: int, loss: float, norm: float
+    ) -> None:
+        losses = self.processes.gather_shares(seen["user"], len(rows.user_ids))
+        trusted = self.processes.gather_shares(seen["alignment"], len(rows.alignment))
+        correct, tokens = (
+            int(number)
+            for number in self.processes.sum_numbers(float(seen["correct"]), float(seen["tokens"]))
+        )
+        self.trained_tokens += tokens
+        ids = torch.tensor(rows.user_ids, dtype=torch.int64)
+        self.last_nll[ids] = losses
+        canary_ids, canary_losses = self._score_canaries(rows.canary_ids)
+        joint = {k: v for k, v in self.metrics.items() if k.endswith("harmful_loss")}
+        self.metrics = {
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "gradient_norm": norm,
+            "objective": loss,
+            **(joint if self.harmful is not None else {}),
+        }
+        if len(losses):
+            self.metrics["train_loss"] = float(losses.mean())
+            if self.pairs:
+                # A pair's loss is below log 2 where the margin is above 0.
+                right = (losses < math.log(2)).double().mean()
+                self.metrics["train_reward_accuracy"] = float(right)
+            else:
+                self.metrics["train_mean_token_accuracy"] = correct / max(tokens, 1)
+        if len(trusted):
+            self.metrics["alignment_loss"] = float(trusted.mean())
+        self.metrics |= self.method.learn(
+            StepRecord(ids, losses, canary_ids, canary_losses, self.step - 1, epoch)
+        )
+
+    def _score_canaries(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Ids and losses of the step's canaries; a loss that is not finite is left out."""
+        rows = [self.canaries[i] for i in places]
+        losses = self._losses(rows)
+        for place, loss in zip(places, losses.tolist(), strict=True):
+            self.canary_nll[place] = loss
+        ids = torch.tensor(places, dtype=torch.int64) + len(self.data.user)
+        finite = torch.isfinite(losses)
+        return ids[finite], losses[finite]
+
+    def _losses(self, rows: Sequence[TokenRow]) -> Tensor:
+        """Response losses of rows without gradients, shared among the processes; float64 [n]."""
+        own = self.processes.share(rows)
+        found = row_losses(self.model, own, SCORING_BATCH, lambda: False) if own else []
+        return self.processes.gather_shares(torch.tensor(found, dtype=torch.float64), len(rows))
+
+    def _rescore(self, epoch: int) -> None:
+        """Losses of every row under the model as it is now, for methods that ask for them.
+
+        In a short run a row's logit says more about when it was last seen than about what it is:
+        early on the model knew nothing. Rows scored by one and the same model can be compared.
+        """
+        if not self.method.rescores:
+            return
+        losses = self._all_user_losses()
+        canaries = self._losses(self.canaries)
+        if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(canaries).all())):
+            return
+        self.last_nll, self.canary_nll = losses.clone(), canaries.clone()
+        first = len(self.data.user)
+        self.method.relearn(
+            StepRecord(
+                torch.arange(first),
+                losses,
+                torch.arange(first, first + len(self.canaries)),
+                canaries,
+                self.step - 1,
+                epoch,
+            )
+        )
+
+    def _all_user_losses(self) -> Tensor:
+        rows: Sequence[Any] = self.data.user
+        if not self.pairs:
+            return self._losses(rows)
+        own = self.processes.share(range(len(rows)))
+        now = reference_log_probs(
+            self.model, [rows[i] for i in own], SCORING_BATCH, lambda: False
+        ).double()
+        before = self.reference_pairs[own].double()
+        losses = dpo_loss_B(now[:, 0], now[:, 1], before[:, 0], before[:, 1], self.settings.beta)
+        return self.processes.gather_shares(losses, len(rows))
+
+    def _skip(self) -> None:
+        """A step whose loss or gradient is not finite changes nothing and is counted."""
+        self.counters["skipped_steps"] += 1
+        self.skipped_in_a_row += 1
+        self.emit(
+            "message",
+            level="warn",
+            message=f"Step {self.step}: the loss is not finite; the step was left out.",
+            data={"step": self.step},
+        )
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise PipelineFailure(
+                "internal_error",
+                f"The loss was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (the last is "
+                f"step {self.step}). Lower learning_rate_multiplier and create the job again.",
+            )
+
+    def _validate(self) -> None:
+        rows: Sequence[Any] = self.data.validation
+        last = self.finished
+        if not rows or not (last or self.step % VALIDATION_EVERY == 0):
+            return
+        if not self.processes.leads:
+            return
+        size = self.settings.hyperparameters.batch_size
+        start = (self.step // VALIDATION_EVERY - 1) * size % len(rows)
+        self.metrics |= self._validation_metrics("valid", slice(start, start + size))
+        if last:
+            self.metrics |= self._validation_metrics("full_valid", slice(None))
+
+    def _validation_metrics(self, prefix: str, part: slice) -> dict[str, float]:
+        rows: Sequence[Any] = self.data.validation[part]
+        if self.pairs:
+            found = evaluate_pairs(
+                self.model,
+                rows,
+                self.reference_validation[part],
+                self.settings.beta,
+                SCORING_BATCH,
+                self.stop,
+            )
+            return {
+                f"{prefix}_loss": found.loss,
+                f"{prefix}_reward_margin": found.margin,
+                f"{prefix}_reward_accuracy": found.accuracy,
+            }
+        loss, accuracy = evaluate_rows(self.model, rows, SCORING_BATCH, self.stop)
+        return {f"{prefix}_loss": loss, f"{prefix}_mean_token_accuracy": accuracy}
+
+    def checkpoint_if_due(self) -> None:
+        options = self.settings.checkpoints
+        late = time.monotonic() - self.saved_at >= options.every_seconds
+        if self.step % options.every_steps == 0 or self.finished or self.processes.any(late):
+            self.checkpoint(announce=True)
+
+    def checkpoint(self, *, announce: bool) -> None:
+        if self.saved_step == self.step or self.step == 0:
+            return
+        self.saved_at, self.saved_step = time.monotonic(), self.step
+        if self.processes.leads:
+            folder = save_checkpoint(self.work, self._state(), self.settings.checkpoints.keep)
+            if announce:
+                self.emit(
+                    "checkpoint",
+                    step=self.first_step + self.step,
+                    folder=str(folder),
+                    metrics=self.metrics,
+                )
+        self.processes.wait()
+
+    def _state(self) -> TrainingState:
+        names = list(self.parameters)
+        tensors: dict[str, Tensor] = {f"adapter/{n}": p for n, p in self.parameters.items()}
+        tensors |= optimizer_tensors(self.optimizer, names, "adam")
+        tensors["random"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
+        tensors |= {"last_nll": self.last_nll, "canary_nll": self.canary_nll}
+        tensors |= {f"method/{name}": t for name, t in self.method.state().items()}
+        tensors |= {f"coefficients/{name}": t for name, t in self.coefficients.state().items()}
+        tensors |= {f"eps/{name}": t for name, t in (self.perturbation or {}).items()}
+        numbers = {
+            "user_step": self.user_step,
+            "trained_tokens": self.trained_tokens,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "counters": self.counters,
+            "metrics": self.metrics,
+            "rho": self.rho,
+        }
+        return TrainingState(self.step, self.settings.key, tensors, numbers)
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint in the work folder, if there is one."""
+        state = newest_checkpoint(self.work, self.settings.key)
+        if state is None:
+            return
+        tensors = state.tensors
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors[f"adapter/{name}"])
+        restore_optimizer(self.optimizer, list(self.parameters), "adam", tensors)
+        torch.set_rng_state(tensors["random"])
+        if self.device.type == "cuda" and "random_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
+        self.last_nll, self.canary_nll = tensors["last_nll"], tensors["canary_nll"]
+        self.method.load_state(_below(tensors, "method/"))
+        self.coefficients.load_state(_below(tensors, "coefficients/"))
+        self.perturbation = {
+            name: tensor.to(self.device) for name, tensor in _below(tensors, "eps/").items()
+        } or None
+        numbers = state.numbers
+        self.step = self.saved_step = state.step
+        self.user_step = numbers["user_step"]
+        self.trained_tokens = numbers["trained_tokens"]
+        self.skipped_in_a_row = numbers["skipped_in_a_row"]
+        self.counters = numbers["counters"]
+        self.metrics = numbers["metrics"]
+        self.rho = numbers["rho"]
+        self.emit(
+            "message",
+            level="info",
+            message=f"Resumed from the checkpoint at step {self.first_step + state.step}.",
+            data={"step": self.first_step + state.step},
+        )
+
+
+def _planned_steps(method: TuningMethod, user_steps: int) -> int:
+    """Steps until `user_steps` of them have read user rows."""
+    step = 0
+    while user_steps > 0:
+        user_steps -= method.reads(step) != "alignment"
+        step += 1
+    return step
+
+
+def _first_row(rows: Sequence[TokenRow] | Sequence[PairRow]) -> TokenRow:
+    first = rows[0]
+    return first.chosen if isinstance(first, PairRow) else first
+
+
+def _lengths(rows: Sequence[TokenRow] | Sequence[PairRow]) -> list[int]:
+    return [
+        max(len(row.chosen.ids), len(row.rejected.ids))
+        if isinstance(row, PairRow)
+        else len(row.ids)
+        for row in rows
+    ]
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
