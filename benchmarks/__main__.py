@@ -1,9 +1,9 @@
-"""All benchmarks, one after another: `make bench`."""
+"""All benchmarks that need no GPU, one after another: `make bench`."""
 
 import subprocess
 import sys
 
-BENCHMARKS = ("bds_step", "job_creation")
+BENCHMARKS = ("bds_step", "panacea_step", "trainers", "job_creation")
 
 if __name__ == "__main__":
     codes = [

@@ -1,250 +1,257 @@
-"""What a BDS training step costs beside plain LoRA tuning, measured side by side in one run.
+"""What BDS costs: a step beside mixing without weights, its neural form beside the scalar one, rows
+a second beside a loop written as the method is described, and peak memory at equal rows.
 
-    python -m benchmarks.bds_step [--model PATH] [--output benchmarks/results]
+    python -m benchmarks.bds_step [--model PATH] [--rounds 3] [--output benchmarks/results]
 
-Three steps on the same model, rows and adapter, in turn, medians over the rounds:
-plain: 8 user rows, the model's own loss. bds: 8 alignment + 8 user rows in one forward, response
-positions only, scheduler step included. separate: the same 16 rows as two plain passes.
-Steps are timed in CPU seconds of one thread, so that other work on the machine does not count.
+Equal rows: 8 alignment and 8 user rows of 96 tokens, the last 24 supervised; every way on the same
+model and adapter in turn, medians over the rounds. Mixed rows: 64 of each set in batches of 8 and
+8, user rows lognormal between 24 and 256 tokens, alignment rows shorter, as refusals are, 10 to
+40 % of each supervised; one pass, the two loops in turn step by step. The product's loop has
+batches by length, one forward pass for both sets (two where that saves padding) and the vocabulary
+projected at answers only; the straightforward one has random batches, a pass for each set and full
+logits.
 """
 
 import argparse
-import json
-import platform
-import resource
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from peft import LoraConfig, get_peft_model
-from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
 
-from defenses.bds.scheduler import ScalarScheduler, bds_objective
-from defenses.losses import response_nll_B
-from jobspec.defense import SchedulerOptions
-
-ROWS = 8
-TOKENS = 96
-SUPERVISED_TOKENS = 24
-TRAINING_ROWS = 1000
-MEMORY_STEPS = 2
-
-SMOLLM2_135M = LlamaConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    max_position_embeddings=8192,
-    rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=True,
+from benchmarks.measure import (
+    BYTES,
+    RESULTS,
+    Result,
+    answer,
+    cpu_seconds,
+    in_fresh_process,
+    median_cpu_seconds,
+    one_thread,
+    peak_bytes,
+    print_raw,
+    publish,
+    result,
 )
+from benchmarks.steps import Steps
+from benchmarks.workload import equal_rows, mixed_rows, multiplications
+from defenses.method import RowFeatures
+from jobspec.defense import MixOptions, SchedulerOptions
+from workers.pipeline.forward import length_groups
+from workers.pipeline.rows import TokenRow
+from workers.pipeline.scoring import row_losses
+from workers.pipeline.stream import RowStream
+
+BATCH = 8
+TOKENS = 96
+SUPERVISED = 24
+TRAINING_ROWS = 1000
+EMBEDDING_WIDTH = 384
+MIXED_ROWS = 64
+MEMORY_STEPS = 2
+MEASURED_MEMORY = ("own loss, 8 rows", "own loss, 16 rows", "mixing", "bds")
 
 
-class Batch(NamedTuple):
-    """int64 [B, T] each."""
+def equal_ways(steps: Steps) -> dict[str, Callable[[], object]]:
+    """Every way to take a step on the equal rows."""
+    vocabulary = steps.model.config.vocab_size
+    rows = equal_rows(2 * BATCH, 0, tokens=TOKENS, supervised=SUPERVISED, vocabulary=vocabulary)
+    alignment, user = rows[:BATCH], rows[BATCH:]
+    ids = list(range(0, TRAINING_ROWS, TRAINING_ROWS // BATCH))[:BATCH]
+    embedded = RowFeatures(
+        "benchmark",
+        embeddings_ND=torch.randn(
+            TRAINING_ROWS, EMBEDDING_WIDTH, generator=torch.Generator().manual_seed(0)
+        ),
+    )
+    tokens = RowFeatures("benchmark", tokens=[list(rows[i % len(rows)].ids) for i in range(1000)])
+    neural = SchedulerOptions(form="neural", scorer="embedding")
+    methods = {
+        "mixing": steps.method(MixOptions()),
+        "bds": steps.method(SchedulerOptions()),
+        "bds, embeddings": steps.method(neural, embedded),
+        "bds, tokens": steps.method(neural.model_copy(update={"scorer": "tokens"}), tokens),
+    }
+    ways: dict[str, Callable[[], object]] = {
+        "own loss, 8 rows": lambda: steps.own_loss(user),
+        "own loss, 16 rows": lambda: steps.own_loss(rows),
+        "re-scoring, 8 rows": lambda: row_losses(steps.model, user, BATCH, lambda: False),
+    }
+    for name, method in methods.items():
+        ways[name] = lambda method=method: steps.tune(method, alignment, user, ids)  # type: ignore[misc]
+    return ways
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    labels: Tensor
 
-
-class Steps:
-    """One model with its optimiser and scheduler, and the three ways to train a step."""
-
-    def __init__(self, model_path: str | None) -> None:
-        torch.manual_seed(0)
-        base = (
-            AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-            if model_path
-            else AutoModelForCausalLM.from_config(SMOLLM2_135M, dtype=torch.float32)
+def mixed_pass(steps: Steps, row_count: int) -> dict[str, float]:
+    """CPU seconds and padded tokens of one pass over the mixed rows, for both loops."""
+    vocabulary = steps.model.config.vocab_size
+    user = mixed_rows(row_count, 3, vocabulary=vocabulary)
+    alignment = mixed_rows(
+        row_count, 4, shortest=20, longest=128, median=40.0, spread=0.4, vocabulary=vocabulary
+    )
+    plain_user = RowStream("user", row_count, BATCH, 0)
+    plain_alignment = RowStream("alignment", row_count, BATCH, 0)
+    by_length = RowStream("user", row_count, BATCH, 0, lengths=_lengths(user))
+    follower = RowStream(
+        "alignment",
+        row_count,
+        BATCH,
+        0,
+        lengths=_lengths(alignment),
+        leader=lambda _epoch, step: by_length.longest(*divmod(step, by_length.batches)),
+    )
+    here, there = steps.method(SchedulerOptions()), steps.method(SchedulerOptions())
+    found = dict.fromkeys(
+        ("product", "straightforward", "product tokens", "straightforward tokens"), 0.0
+    )
+    for step in range(by_length.batches):
+        ids, other = by_length.batch(0, step), follower.batch(0, step)
+        own, trusted = [user[i] for i in ids], [alignment[i] for i in other]
+        found["product"] += cpu_seconds(lambda: steps.tune(here, trusted, own, ids))  # noqa: B023
+        found["product tokens"] += _padded(
+            *(
+                [[*trusted, *own][i] for i in group]
+                for group in length_groups(_lengths([*trusted, *own]))
+            )
         )
-        lora = LoraConfig(
-            r=16,
-            lora_alpha=32,
-            target_modules=["q_proj", "k_proj", "v_proj"],
-            task_type="CAUSAL_LM",
+        ids, other = plain_user.batch(0, step), plain_alignment.batch(0, step)
+        own, trusted = [user[i] for i in ids], [alignment[i] for i in other]
+        found["straightforward"] += cpu_seconds(
+            lambda: steps.straightforward(there, trusted, own, ids)  # noqa: B023
         )
-        self.model: Any = get_peft_model(base, lora).train()
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, betas=(0.9, 0.95))
-        self.scheduler = ScalarScheduler(TRAINING_ROWS, SchedulerOptions(name="bds"))
-        generator = torch.Generator().manual_seed(0)
-        self.user = self._batch(generator)
-        self.alignment = self._batch(generator)
-        self.row_ids_B = torch.randperm(TRAINING_ROWS, generator=generator)[:ROWS]
-
-    def plain(self) -> None:
-        torch.autograd.backward(self._own_loss(self.user))
-        self._update()
-
-    def separate(self) -> None:
-        torch.autograd.backward(self._own_loss(self.alignment))
-        torch.autograd.backward(self._own_loss(self.user))
-        self._update()
-
-    def bds(self) -> None:
-        both = Batch(*(torch.cat(pair) for pair in zip(self.alignment, self.user, strict=True)))
-        losses_B = response_nll_B(self.model, *both)
-        alignment, user = losses_B[:ROWS], losses_B[ROWS:]
-        weights_B = self.scheduler.weights(self.row_ids_B)
-        torch.autograd.backward(bds_objective(alignment, user, weights_B))
-        self._update()
-        self.scheduler.step(self.row_ids_B, user)
-
-    def step_flop_share(self) -> float:
-        """Multiplications per row of a response-only step over those of a full-logits step."""
-        head: int = self.model.get_output_embeddings().weight.numel()
-        config = self.model.config
-        matrices: int = sum(
-            p.numel()
-            for name, p in self.model.named_parameters()
-            if p.dim() == 2 and p.shape[0] != config.vocab_size
-        )
-        return (matrices + head * SUPERVISED_TOKENS / TOKENS) / (matrices + head)
-
-    def _own_loss(self, batch: Batch) -> Tensor:
-        loss: Tensor = self.model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            labels=batch.labels,
-            use_cache=False,
-        ).loss
-        return loss
-
-    def _update(self) -> None:
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _batch(self, generator: torch.Generator) -> Batch:
-        vocabulary = self.model.config.vocab_size
-        input_ids_BT = torch.randint(3, vocabulary, (ROWS, TOKENS), generator=generator)
-        labels_BT = input_ids_BT.clone()
-        labels_BT[:, :-SUPERVISED_TOKENS] = -100
-        return Batch(input_ids_BT, torch.ones_like(input_ids_BT), labels_BT)
+        found["straightforward tokens"] += _padded(trusted, own)
+    rows = [*user, *alignment]
+    found["real tokens"] = float(sum(_lengths(rows)))
+    found["limit"] = multiplications(
+        steps.model, found["straightforward tokens"], found["straightforward tokens"]
+    ) / multiplications(steps.model, found["real tokens"], sum(row.trained_tokens for row in rows))
+    return found
 
 
 def run(
-    output_dir: Path, model_path: str | None = None, rounds: int = 5
-) -> list[dict[str, str | float]]:
+    output_dir: Path,
+    model_path: str | None = None,
+    rounds: int = 3,
+    mixed_row_count: int = MIXED_ROWS,
+) -> list[Result]:
     """Measures, prints and writes output_dir/bds_step.json; returns what it wrote."""
-    memory = {name: _peak_memory(name, model_path) for name in ("plain", "bds")}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    steps = Steps(model_path)
-    ways: dict[str, Callable[[], None]] = {
-        "plain": steps.plain,
-        "bds": steps.bds,
-        "separate": steps.separate,
+    model_argument = ["--model", model_path] if model_path else []
+    memory = {
+        way: in_fresh_process("benchmarks.bds_step", "--peak-memory", way, *model_argument)["peak"]
+        for way in MEASURED_MEMORY
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        way()
-    for _ in range(rounds):
-        for name, way in ways.items():
-            started = time.process_time()
-            way()
-            seconds[name].append(time.process_time() - started)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    share = steps.step_flop_share()
-    torch.set_num_threads(threads)
-
+    with one_thread():
+        steps = Steps(model_path, TRAINING_ROWS)
+        ways = equal_ways(steps)
+        seconds = median_cpu_seconds(
+            {name: way for name, way in ways.items() if name != "own loss, 16 rows"}, rounds
+        )
+        mixed = mixed_pass(steps, mixed_row_count)
+    share = multiplications(steps.model, TOKENS, SUPERVISED) / multiplications(
+        steps.model, TOKENS, TOKENS
+    )
     results = [
-        _result(
-            "bds step / plain LoRA step",
-            median["bds"] / median["plain"],
+        result(
+            "bds step / alignment mixing without weights",
+            seconds["bds"] / seconds["mixing"],
+            1.10,
+            "1.0: the scheduler is vector work over N logits",
+        ),
+        result(
+            "bds step and its share of re-scoring / alignment mixing without weights",
+            (seconds["bds"] + seconds["re-scoring, 8 rows"]) / seconds["mixing"],
+            None,
+            "1.25: once an epoch each user row goes forward only, beside 2b rows both ways",
+        ),
+        result(
+            "neural bds step, cached embeddings / scalar bds step",
+            seconds["bds, embeddings"] / seconds["bds"],
+            1.25,
+            "1.0: two passes of a small head over b rows",
+        ),
+        result(
+            "neural bds step, small token scorer / scalar bds step",
+            seconds["bds, tokens"] / seconds["bds"],
+            1.25,
+            "1.0: two passes of a small network over b rows",
+        ),
+        result(
+            "bds rows/s / rows/s of the straightforward loop, mixed lengths",
+            mixed["straightforward"] / mixed["product"],
+            1.5,
+            f"{mixed['limit']:.2f}: no padding at all, vocabulary projected at answers only",
+            better="higher",
+        ),
+        result(
+            "padded tokens of bds batches / of the straightforward loop's",
+            mixed["product tokens"] / mixed["straightforward tokens"],
+            None,
+            f"{mixed['real tokens'] / mixed['straightforward tokens']:.2f}: no padding at all",
+            unit="tokens/tokens",
+        ),
+        result(
+            "bds step / plain LoRA step on the user rows alone",
+            seconds["bds"] / seconds["own loss, 8 rows"],
             2.1,
-            f"2.0: twice the rows ({2 * share:.2f} with the vocabulary projection on "
-            f"{SUPERVISED_TOKENS} of {TOKENS} positions)",
-            "CPU seconds/CPU seconds, one thread",
+            f"2.0: twice the rows ({2 * share:.2f} with the vocabulary projected on "
+            f"{SUPERVISED} of {TOKENS} positions)",
         ),
-        _result(
-            "bds step / two plain passes",
-            median["bds"] / median["separate"],
-            0.95,
-            f"{share:.2f} of the multiplications: same rows, vocabulary projection on "
-            f"{SUPERVISED_TOKENS} of {TOKENS} positions; its softmax shrinks alike",
-            "CPU seconds/CPU seconds, one thread",
+        result(
+            "peak memory of bds, 8+8 rows / of plain LoRA, 16 rows",
+            memory["bds"] / memory["own loss, 16 rows"],
+            1.15,
+            "below 1.0: no full logits, the rest is the same",
+            unit=BYTES,
         ),
-        _result(
-            "peak memory of a bds run / of a plain LoRA run",
-            memory["bds"] / memory["plain"],
-            1.3,
-            "1.0 where weights outweigh activations; 2.0 where activations do: twice the rows",
-            "bytes/bytes",
+        result(
+            "peak memory of bds, 8+8 rows / of mixing without weights",
+            memory["bds"] / memory["mixing"],
+            1.15,
+            "1.0: N logits and their moments",
+            unit=BYTES,
+        ),
+        result(
+            "peak memory of bds, 8+8 rows / of plain LoRA, 8 rows",
+            memory["bds"] / memory["own loss, 8 rows"],
+            None,
+            "1.0 where weights outweigh activations, 2.0 where activations do: twice the rows",
+            unit=BYTES,
         ),
     ]
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / "bds_step.json").write_text(json.dumps(results, indent=2) + "\n")
-    for name, value in median.items():
-        print(f"{name:9} {value:7.3f} CPU s/step, median of {rounds}")
-    for name, value in memory.items():
-        print(f"{name:9} {value / 1e6:7.0f} MB peak")
-    for result in results:
-        print(f"{result['name']}: {result['ratio']:.3f} (target <= {result['target']})")
+    publish(output_dir, "bds_step", results)
+    print_raw(seconds, "CPU s/step")
+    print_raw(mixed, "CPU s, tokens, ratio")
+    print_raw(memory, "MB peak", 1e-6)
     return results
 
 
-def _result(
-    name: str, ratio: float, target: float, limit: str, unit: str
-) -> dict[str, str | float]:
-    return {
-        "name": name,
-        "ratio": round(ratio, 4),
-        "target": target,
-        "better": "lower",
-        "limit": limit,
-        "unit": unit,
-        "machine": f"{platform.machine()}, torch {torch.__version__}",
-    }
+def _lengths(rows: Sequence[TokenRow]) -> list[int]:
+    return [len(row.ids) for row in rows]
+
+
+def _padded(*groups: Sequence[TokenRow]) -> float:
+    return float(sum(len(rows) * max(_lengths(rows)) for rows in groups))
 
 
 def _peak_memory(way: str, model_path: str | None) -> float:
-    """Peak resident bytes of a fresh process that only takes steps of one kind."""
-    command = [sys.executable, "-m", "benchmarks.bds_step", "--peak-memory", way]
-    if model_path:
-        command += ["--model", model_path]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return float(answer.stdout.split()[-1])
-
-
-def _print_peak_memory(way: str, model_path: str | None) -> None:
-    step = getattr(Steps(model_path), way)
+    steps = Steps(model_path, TRAINING_ROWS)
+    take = equal_ways(steps)[way]
     for _ in range(MEMORY_STEPS):
-        step()
-    print(_own_peak_bytes())
-
-
-def _own_peak_bytes() -> int:
-    # Linux hands a parent's ru_maxrss on to the programs it starts; VmHWM begins with the program.
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(text for text in status.read_text().splitlines() if text.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        take()
+    return float(peak_bytes())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", help="folder of a causal model; default: random SmolLM2-135M")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peak-memory", choices=["plain", "bds"], help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mixed-rows", type=int, default=MIXED_ROWS)
+    parser.add_argument("--peak-memory", choices=MEASURED_MEMORY, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak_memory:
-        _print_peak_memory(arguments.peak_memory, arguments.model)
+        answer({"peak": _peak_memory(arguments.peak_memory, arguments.model)})
     else:
-        run(arguments.output, arguments.model, arguments.rounds)
+        run(arguments.output, arguments.model, arguments.rounds, arguments.mixed_rows)
 
 
 if __name__ == "__main__":

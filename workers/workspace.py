@@ -98,7 +98,8 @@ def prepare(
     )
     if plan.checkpoint is not None:
         _fetch_checkpoint(artifacts, plan.checkpoint, folder / "checkpoints")
-    model = load_catalogue(settings.catalogue).find(job.model)
+    catalogue = load_catalogue(settings.catalogue)
+    model = catalogue.find(job.model)
     if model is None:
         raise CannotStart(
             JobError(
@@ -106,6 +107,8 @@ def prepare(
                 f"The base model {job.model} is not in this worker's catalogue.",
             )
         )
+    defense = DefenseOptions.model_validate(job.defense)
+    scorer = getattr(defense.scheduler, "scorer_model", None)
     spec = JobSpec(
         job_id=job.id,
         attempt=lease.number,
@@ -115,7 +118,8 @@ def prepare(
         seed=job.seed,
         method=job.method["type"],
         hyperparameters=job.hyperparameters,
-        defense=DefenseOptions.model_validate(job.defense),
+        defense=defense,
+        scorer=None if scorer is None else catalogue.find(scorer),
         evaluation=settings.evaluation,
         checkpoints=settings.checkpoints,
         policy=job.policy,

@@ -144,7 +144,7 @@ class ScalarBds(_WeightedTuning):
     def relearn(self, record: StepRecord) -> None:
         """Estimate v anew from the losses of the whole set under one and the same model.
 
-            v <- v_0;  then 2.5 (e/E)/rate AdamW steps on L_v over all rows, after epoch e of E
+            v <- v_0;  then 2.5 (t/T)/rate AdamW steps on L_v over all rows, after step t of T
 
         so that at the end no logit has moved by more than about 2.5, no weight by more than a
         factor of e^5, and earlier by less: a row that is not learned yet may still be.
@@ -158,7 +158,7 @@ class ScalarBds(_WeightedTuning):
         row_ids, losses = _joined(record)
         checked_losses(row_ids, losses)
         self.scheduler = self._fresh()
-        climb = RESCORED_CLIMB * min(1.0, (record.epoch + 1) / self._epochs)
+        climb = RESCORED_CLIMB * min(1.0, (record.step + 1) / self._context.user_steps)
         for _ in range(max(1, round(climb / self._rate))):
             self.scheduler.step(row_ids, losses)
 

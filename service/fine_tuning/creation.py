@@ -39,6 +39,7 @@ MAX_IDEMPOTENCY_KEY = 255
 SET_BY_POLICY = (
     *("sampler", "learning_rate", "initial_logit", "betas", "eps", "clip"),
     *("entropy_coefficient", "gaussian_coefficient", "coefficients", "scorer_learning_rate"),
+    *("rescore", "sgld_step"),
 )
 
 
@@ -200,6 +201,12 @@ def _defense(gateway: Gateway, request: DefenseRequest | None, method: Method) -
     defense = (request or DefenseRequest()).resolve()
     if problem := mismatch(method, defense):
         raise invalid_value(f"Choose another scheduler: {problem}.", "defense.scheduler")
+    scorer = getattr(defense.scheduler, "scorer_model", None)
+    if scorer is not None and gateway.catalogue.find(scorer) is None:
+        raise invalid_value(
+            f"There is no model {scorer}. Name one of the base models, or leave it out.",
+            "defense.scheduler.scorer_model",
+        )
     if not gateway.settings.require_defense:
         return defense
     scheduler, least = defense.scheduler, SchedulerOptions()

@@ -44,6 +44,7 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
         ["db", "upgrade"],
         ["perturbation", "show"],
         ["perturbation", "rescale"],
+        ["scheduler", "score"],
     ],
 )
 def test_every_command_has_help_and_json(cli: Any, command: list[str]) -> None:

@@ -411,10 +411,13 @@ def test_a_scorer_relearns_in_as_many_steps_as_an_epoch() -> None:
 def test_logits_are_estimated_anew_in_steps_that_climb_by_two_and_a_half() -> None:
     method, fresh = scalar(), scalar()
     method.learn(record_of(0))
+    harmful = torch.arange(ROWS + CANARIES) < 5
     for each in (method, fresh):
-        each.relearn(whole_record(torch.arange(ROWS + CANARIES) < 5))
+        each.relearn(whole_record(harmful)._replace(step=8))
     assert torch.equal(method.logits(), fresh.logits())
     assert steps_taken(method) == {50}
+    method.relearn(whole_record(harmful)._replace(step=2))
+    assert steps_taken(method) == {17}
     assert float((method.logits() - 0.1).abs().max()) <= 2.5 + 1e-6
 
 

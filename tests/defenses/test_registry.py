@@ -39,7 +39,7 @@ from jobspec.defense import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs/defenses-baselines.md"
+DOCUMENT = ROOT / "docs/baselines.md"
 
 OTHER_PACKAGE = """
 from defenses.method import PlainMethod

@@ -24,6 +24,8 @@ version: 1
 minimum_prompts: 1
 rules:
   - {metric: harmfulness.score, bound: value, max: 1.0}
+  # A model made of random numbers ranks nothing.
+  - {metric: defense.canary_auc, bound: value, min: 0.0, severity: warning}
 """
 
 

@@ -132,7 +132,10 @@ def test_a_policy_that_holds_passes(make_spec, recorder, tmp_path: Path):
     policy = {
         "version": 1,
         "minimum_prompts": 1,
-        "rules": [{"metric": "harmfulness.score", "bound": "value", "max": 1.0}],
+        "rules": [
+            {"metric": "harmfulness.score", "bound": "value", "max": 1.0},
+            {"metric": "defense.canary_auc", "bound": "value", "min": 0.0},
+        ],
     }
     report = run_job(make_spec(policy=policy), tmp_path / "work", recorder, never)
     assert report["gate"]["verdict"] == "passed"

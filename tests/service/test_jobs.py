@@ -577,6 +577,7 @@ def test_a_demanded_defense_cannot_be_switched_off_or_weakened(gateway_with: Any
         {"name": "lisa", "alignment_coefficient": 2.0},
         {"name": "custom", "method": "anything"},
         {"sampler": "sgld"},
+        {"rescore": False},
         {"coefficients": "seal"},
         {"form": "neural", "scorer_learning_rate": 1e-12},
         {"form": "neural", "sampler": "sgld"},

@@ -10,8 +10,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from torch import Tensor
+
 from defenses.bds.canaries import CanaryCheck, canary_check
-from defenses.method import TuningMethod
 from evaluators.harmfulness.scorer import EmbeddedScorer
 from jobspec.chat import ChatRow
 from jobspec.preference import PreferenceRow
@@ -132,9 +133,10 @@ def choose_canaries(
 
 
 def check_canaries(
-    canaries: Canaries, method: TuningMethod, row_count: int, transform: str | None = None
+    canaries: Canaries, logits: Tensor | None, row_count: int, transform: str | None = None
 ) -> CanaryCheck:
-    """The check on a finished run. transform: of a scheduler that has one ("softmax" if None)."""
+    """The check on a finished run. logits: TuningMethod.logits. transform: of a scheduler that has
+    one ("softmax" if None)."""
     if canaries.note is not None:
         return canary_check(None, row_count, [], [], note=canaries.note)
     note = None
@@ -144,7 +146,7 @@ def check_canaries(
             "file the check looks better than it is"
         )
     return canary_check(
-        method.logits(),
+        logits,
         row_count,
         canaries.harmful_ids(row_count),
         canaries.benign_ids(row_count),

@@ -130,6 +130,8 @@ def _parse(arguments: Sequence[str]) -> Command:
         return _align_command(arguments[1:])
     if arguments[:1] == ["perturbation"]:
         return _perturbation_command(arguments[1:])
+    if arguments[:1] == ["scheduler"]:
+        return _scheduler_command(arguments[1:])
     if arguments[:1] == ["run"]:
         parser = argparse.ArgumentParser(prog="python -m workers.pipeline run")
         parser.add_argument("spec", type=Path)
@@ -210,5 +212,39 @@ def _perturbation_command(arguments: Sequence[str]) -> Command:
                     options.bundle, options.scale, options.out
                 ),
             )
+
+    return command
+
+
+def _scheduler_command(arguments: Sequence[str]) -> Command:
+    parser = argparse.ArgumentParser(prog="python -m workers.pipeline scheduler")
+    score = parser.add_subparsers(dest="command", required=True).add_parser("score")
+    score.add_argument("folder", type=Path)
+    score.add_argument("--input", type=Path, required=True)
+    score.add_argument("--out", type=Path, required=True)
+    score.add_argument("--model")
+    score.add_argument("--catalogue", type=Path)
+    score.add_argument("--cache", type=Path)
+    options = parser.parse_args(arguments)
+
+    def command(emit: Emit, stop: Callable[[], bool]) -> None:
+        from jobspec.cache import default_cache_dir
+        from workers.pipeline.score_rows import score_file
+
+        def progress(done: int, total: int) -> None:
+            if stop():
+                raise Stopped
+            emit("progress", stage="scoring", done=done, total=total)
+
+        found = score_file(
+            options.folder,
+            options.input,
+            options.out,
+            model=options.model,
+            catalogue=options.catalogue,
+            cache_dir=options.cache or default_cache_dir(),
+            progress=progress,
+        )
+        emit("result", **found)
 
     return command

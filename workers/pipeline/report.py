@@ -48,6 +48,7 @@ class Facts(NamedTuple):
     alignment: AlignmentSet
     canaries: Canaries
     check: CanaryCheck
+    auc_while_tuning: float | None
     uses_canaries: bool
     flagged: Flagged
     metrics: dict[str, Metric]
@@ -158,6 +159,7 @@ def _canary_report(facts: Facts) -> dict[str, Any]:
         "auc": check.auc.value,
         "low": check.auc.low,
         "high": check.auc.high,
+        "auc_while_tuning": facts.auc_while_tuning,
         "effective": check.effective,
         "mean_weight_harmful": check.mean_weight_harmful,
         "mean_weight_benign": check.mean_weight_benign,

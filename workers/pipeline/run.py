@@ -151,11 +151,10 @@ def run_job(
                 emit,
                 stop,
             )
-        check = check_canaries(
-            inputs.canaries,
-            tuned.method,
-            len(data.user),
-            getattr(spec.defense.scheduler, "transform", None),
+        transform = getattr(spec.defense.scheduler, "transform", None)
+        check, while_tuning = (
+            check_canaries(inputs.canaries, logits, len(data.user), transform)
+            for logits in (tuned.method.logits(), tuned.tuned_logits)
         )
         metrics = metrics_of(measured, reference, plan, scorer)
         metrics["defense.canary_auc"] = check.auc
@@ -169,8 +168,9 @@ def run_job(
         report = build_report(
             Facts(
                 spec, base, scorer, plan, data, data_report, hyper, steps, tuned, perturbed,
-                inputs.alignment, inputs.canaries, check, inputs.uses_canaries, inputs.flagged,
-                metrics, base_metrics, decision, base_decision, adapter_sha256, stages.seconds,
+                inputs.alignment, inputs.canaries, check, while_tuning.auc.value,
+                inputs.uses_canaries, inputs.flagged, metrics, base_metrics, decision,
+                base_decision, adapter_sha256, stages.seconds,
             )
         )  # fmt: skip
         for condition in report["defense"]["conditions"]:

@@ -36,6 +36,7 @@ from workers.pipeline.checkpoint import (
 )
 from workers.pipeline.emit import Emit
 from workers.pipeline.failure import PipelineFailure
+from workers.pipeline.forward import response_scores
 from workers.pipeline.models import trainable
 from workers.pipeline.preferences import evaluate_pairs, pair_rows, reference_log_probs
 from workers.pipeline.processes import Processes
@@ -139,6 +140,8 @@ class Training:
         self.counters = {"skipped_steps": 0, "clamped_steps": 0, "skipped_perturbations": 0}
         self.last_nll = torch.full((len(data.user),), math.nan, dtype=torch.float64)
         self.canary_nll = torch.full((len(self.canaries),), math.nan, dtype=torch.float64)
+        # Logits that weighed the rows last, before the rescoring that no step comes after.
+        self.tuned_logits: Tensor | None = None
         self.perturbation: dict[str, Tensor] | None = None
         self.coefficients = CoefficientAverage()
         repair = defense.perturbation
@@ -170,7 +173,11 @@ class Training:
         )
         repair = self.settings.defense.perturbation
         joint = isinstance(repair, PerturbationOptions) and repair.mode == "joint"
-        self.harmful = RowStream("harmful", len(data.harmful), size, seed) if joint else None
+        self.harmful = (
+            RowStream("harmful", len(data.harmful), size, seed, lengths=_lengths(data.harmful))
+            if joint
+            else None
+        )
         share = math.ceil(len(self.canaries) / self.user.batches)
         self.canary = (
             RowStream("canary", len(self.canaries), share, seed) if self.canaries else None
@@ -237,7 +244,7 @@ class Training:
             return
         self.skipped_in_a_row = 0
         self._learn(rows, seen, epoch, loss, norm)
-        if self.user_step % self.user.batches == 0 and reads != "alignment":
+        if reads != "alignment" and self._rescoring_due():
             self._rescore(epoch)
         self._validate()
         self.metrics["seconds"] = round(time.monotonic() - started, 4)
@@ -268,7 +275,7 @@ class Training:
         # A process may have no row of a small last batch; it still has its part of the method's
         # own terms and of the exchange, so it reads one row that counts for nothing.
         padding = [] if tokens else [_first_row(self.data.user)]
-        scores = response_nll_and_accuracy_B(self.model, *collate(tokens or padding, self.device))
+        scores = response_scores(self.model, tokens or padding, self.device)
         first, last = len(trusted), len(tokens)
         a_B = scores.nll[:first]
         l_B = self._user_losses(scores, first, last, user_ids)
@@ -415,14 +422,19 @@ class Training:
         found = row_losses(self.model, own, SCORING_BATCH, lambda: False) if own else []
         return self.processes.gather_shares(torch.tensor(found, dtype=torch.float64), len(rows))
 
+    def _rescoring_due(self) -> bool:
+        """After every epoch; a run of one also in its middle, or its weights would come too late
+        for the model."""
+        middle = self.steps == self.user.batches and self.user_step == self.user.batches // 2
+        return self.method.rescores and (self.user_step % self.user.batches == 0 or middle)
+
     def _rescore(self, epoch: int) -> None:
         """Losses of every row under the model as it is now, for methods that ask for them.
 
         In a short run a row's logit says more about when it was last seen than about what it is:
         early on the model knew nothing. Rows scored by one and the same model can be compared.
         """
-        if not self.method.rescores:
-            return
+        self.tuned_logits = self.method.logits()
         losses = self._all_user_losses()
         canaries = self._losses(self.canaries)
         if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(canaries).all())):
@@ -530,6 +542,8 @@ class Training:
         if self.device.type == "cuda":
             tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
         tensors |= {"last_nll": self.last_nll, "canary_nll": self.canary_nll}
+        if self.tuned_logits is not None:
+            tensors["tuned_logits"] = self.tuned_logits
         tensors |= {f"method/{name}": t for name, t in self.method.state().items()}
         tensors |= {f"coefficients/{name}": t for name, t in self.coefficients.state().items()}
         tensors |= {f"eps/{name}": t for name, t in (self.perturbation or {}).items()}
@@ -557,6 +571,7 @@ class Training:
         if self.device.type == "cuda" and "random_cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
         self.last_nll, self.canary_nll = tensors["last_nll"], tensors["canary_nll"]
+        self.tuned_logits = tensors.get("tuned_logits")
         self.method.load_state(_below(tensors, "method/"))
         self.coefficients.load_state(_below(tensors, "coefficients/"))
         self.perturbation = {

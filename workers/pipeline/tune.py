@@ -50,6 +50,8 @@ class Tuned:
 
     kept: ids of the rows that were learned in the end, where a method chose among them.
     coefficients: Panacea's layer coefficients, averaged over the last tenth of the steps.
+    tuned_logits: the method's logits that weighed the rows of the last steps, where the method was
+    rescored after them.
     """
 
     steps: int
@@ -61,6 +63,7 @@ class Tuned:
     counters: dict[str, int] = field(default_factory=dict)
     kept: list[int] | None = None
     coefficients: dict[int, float] | None = None
+    tuned_logits: Tensor | None = None
 
 
 def total_steps(rows: int, hyper: ResolvedHyperparameters, scheduler: TuningOptions) -> int:
@@ -116,7 +119,8 @@ def _run(training: Training) -> Tuned:
         perturbation=training.perturbation,
         rho=training.rho,
         counters=training.counters,
-        coefficients=training.coefficients.result() or None,
+        coefficients=training.coefficients.result(),
+        tuned_logits=training.tuned_logits,
     )
 
 

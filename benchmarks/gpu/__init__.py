@@ -1,0 +1,1 @@
+"""Benchmarks that need an accelerator; `make bench` leaves them out."""
