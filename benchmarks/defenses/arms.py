@@ -44,6 +44,7 @@ ARMS: Mapping[str, DefenseOptions] = MappingProxyType(
         "prefilter": _arm(PrefilterOptions()),
         "seal": _arm(SealOptions()),
         "bds": _arm(SchedulerOptions()),
+        "bds_released": _arm(SchedulerOptions(rescore=False, learning_rate=5e-2)),
         "bds_neural": _arm(SchedulerOptions(form="neural", scorer="embedding")),
         "panacea": _arm(PlainOptions(), JOINT),
         "post_hoc": _arm(PlainOptions(), POST_HOC),

@@ -52,6 +52,7 @@ def run_cell(settings: CellSettings, cache: Path) -> dict[str, Any]:
     tuning_started = time.monotonic()
     kept = _kept(prepared)
     tuned = _tune(prepared, settings, kept)
+    learned = kept if tuned.kept is None else [kept[i] for i in tuned.kept]
     tuning_seconds = time.monotonic() - tuning_started
     change, norm = nullcontext(), 0.0
     if prepared.defense.perturbation.mode != "none":
@@ -68,8 +69,8 @@ def run_cell(settings: CellSettings, cache: Path) -> dict[str, Any]:
         "metrics": {name: metric.model_dump(mode="json") for name, metric in metrics.items()},
         "rows": len(prepared.poisoned),
         "poisoned": sum(prepared.poisoned),
-        "kept": len(kept),
-        "kept_poisoned": sum(prepared.poisoned[i] for i in kept),
+        "kept": len(learned),
+        "kept_poisoned": sum(prepared.poisoned[i] for i in learned),
         "manifest_sha256": prepared.manifest_sha256,
         "dropped": prepared.dropped,
         "alignment_rows": len(prepared.data.alignment),

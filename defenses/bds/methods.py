@@ -35,7 +35,7 @@ from defenses.method import (
 )
 from jobspec.defense import SchedulerOptions
 
-RESCORED_CLIMB = 2.5
+RESCORED_CLIMB = 3.0
 _TRANSFORMS: tuple[Transform, ...] = ("softmax", "sigmoid")
 
 
@@ -144,10 +144,10 @@ class ScalarBds(_WeightedTuning):
     def relearn(self, record: StepRecord) -> None:
         """Estimate v anew from the losses of the whole set under one and the same model.
 
-            v <- v_0;  then 2.5 (t/T)/rate AdamW steps on L_v over all rows, after step t of T
+            v <- v_0;  then 3 (t/T)^2 / rate AdamW steps on L_v over all rows, after step t of T
 
-        so that at the end no logit has moved by more than about 2.5, no weight by more than a
-        factor of e^5, and earlier by less: a row that is not learned yet may still be.
+        so that no logit moves by more than about 3, and early by much less: a row that is not
+        learned yet may still be.
 
         A minibatch step tells when a row was last drawn as much as what it is, and early losses
         tell what the model did not know yet. Over the release's 20 epochs both wash out; in a run
@@ -158,7 +158,8 @@ class ScalarBds(_WeightedTuning):
         row_ids, losses = _joined(record)
         checked_losses(row_ids, losses)
         self.scheduler = self._fresh()
-        climb = RESCORED_CLIMB * min(1.0, (record.step + 1) / self._context.user_steps)
+        progress = min(1.0, (record.step + 1) / self._context.user_steps)
+        climb = RESCORED_CLIMB * progress**2
         for _ in range(max(1, round(climb / self._rate))):
             self.scheduler.step(row_ids, losses)
 

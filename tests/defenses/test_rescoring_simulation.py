@@ -71,4 +71,4 @@ def test_rescoring_keeps_the_weight_on_many_rows_in_a_long_run() -> None:
     plain, rescored = short_run(20, rescore=False), short_run(20, rescore=True)
     assert plain.auc > 0.98
     assert rescored.auc > 0.98
-    assert rescored.effective_size > 0.5 > plain.effective_size
+    assert rescored.effective_size > 0.4 > 0.2 > plain.effective_size
