@@ -108,6 +108,8 @@ class TuningMethod(Protocol):
     uses_alignment: ClassVar[bool]
     uses_reference: ClassVar[bool]
     uses_canaries: ClassVar[bool]
+    # Weights are normalised within a batch, so a batch must be a fair sample of the rows.
+    compares_batches: ClassVar[bool]
 
     @property
     def rescores(self) -> bool:
@@ -150,6 +152,7 @@ class PlainMethod:
     uses_alignment: ClassVar[bool] = False
     uses_reference: ClassVar[bool] = False
     uses_canaries: ClassVar[bool] = False
+    compares_batches: ClassVar[bool] = False
 
     @property
     def rescores(self) -> bool:

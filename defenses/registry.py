@@ -28,7 +28,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
     }
 )
 
-FLAGS = ("uses_alignment", "uses_reference", "uses_canaries")
+FLAGS = ("uses_alignment", "uses_reference", "uses_canaries", "compares_batches")
 CALLS = (
     "reads",
     "objective",
@@ -141,7 +141,8 @@ FIDELITY: Mapping[str, Fidelity] = MappingProxyType(
             "faithful",
             "arXiv 2510.27172, Egg-Hu/Bayesian-Data-Scheduler",
             "tests/defenses/test_scheduler.py",
-            "the released update; a higher rate of v for shorter runs",
+            "the released update; a higher rate of v for shorter runs, and logits estimated anew after "
+            "every epoch (rescore: false is the release)",
         ),
         "bds_neural": Fidelity(
             "simplified",

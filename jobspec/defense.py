@@ -13,6 +13,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from jobspec.frozen import Frozen
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class CanaryOptions(Frozen):
     """Rows whose kind is known, mixed into the scheduler's set but never learned by the model."""
@@ -48,25 +50,34 @@ class SchedulerOptions(TrustedOptions):
     )
     learning_rate: float | None = Field(
         None,
-        gt=0,
+        ge=1e-6,
         le=1,
         description="AdamW rate of v; None: 10 divided by the steps, at most 5e-2 (release: 5e-3 "
-        "over 2000 steps)",
+        "over 2000 steps); under rescore at most 0.5 divided by the steps of an epoch",
     )
     initial_logit: float | None = Field(
         None, ge=-20, le=20, description="start of v; None: 0.1 (softmax), -1e-4 (sigmoid)"
     )
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas of v and phi")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW betas of v and phi")
     eps: float = Field(1e-8, gt=0, le=1e-2, description="AdamW epsilon of v and phi")
-    clip: float = Field(10.0, gt=0, description="global-norm clip of the gradient of v or phi")
+    clip: float = Field(
+        10.0, gt=0, le=1e6, description="global-norm clip of the gradient of v or phi"
+    )
     rescore: bool = Field(
         True,
-        description="at the end of every epoch, score all rows with the model as it is and "
-        "estimate the logits anew from these losses (release: no)",
+        description="after every epoch, score all rows with the model as it is and estimate the "
+        "logits anew from these losses (release: no)",
+    )
+    rescore_temperature: float = Field(
+        0.2, ge=0.05, le=10, description="nats by which a loss lowers the logit by 1 at the end"
     )
     sgld_step: float = Field(2e-2, gt=0, le=1, description="step eta of the Langevin sampler")
-    entropy_coefficient: float = Field(0.0, ge=0, description="c_H of the negative-entropy prior")
-    gaussian_coefficient: float = Field(0.0, ge=0, description="c_G of the Gaussian penalty on v")
+    entropy_coefficient: float = Field(
+        0.0, ge=0, le=1e3, description="c_H of the negative-entropy prior"
+    )
+    gaussian_coefficient: float = Field(
+        0.0, ge=0, le=1e3, description="c_G of the Gaussian penalty on v"
+    )
     coefficients: Literal["constant", "seal"] = Field(
         "constant",
         description="constant: c_a*a + weighted (release); seal: u*a + (1-u)*weighted, u falling "
@@ -105,15 +116,21 @@ class LisaOptions(TrustedOptions):
 
     name: Literal["lisa"] = "lisa"
     alignment_steps: int = Field(
-        2, ge=1, le=100_000, description="K1, alignment steps in a row (release: 100)"
+        2, ge=1, le=1000, description="K1, alignment steps in a row (release: 100)"
     )
     user_steps: int = Field(
-        18, ge=1, le=100_000, description="K2, user steps in a row (release: 900)"
+        18, ge=1, le=10_000, description="K2, user steps in a row (release: 900)"
     )
     proximal: float = Field(1.0, ge=0, le=1000, description="rho of the proximal term (release: 1)")
     warmup_share: float = Field(
         0.1, ge=0, le=1, description="share of the steps before the proximal term (release: 0.1)"
     )
+
+    @model_validator(mode="after")
+    def _reads_the_user(self) -> "LisaOptions":
+        if self.alignment_steps > 10 * self.user_steps:
+            raise ValueError("alignment_steps must be at most ten times user_steps")
+        return self
 
 
 class ConstrainedOptions(Frozen):
@@ -132,7 +149,7 @@ class SealOptions(TrustedOptions):
     name: Literal["seal"] = "seal"
     keep_share: float = Field(0.8, gt=0, le=1, description="share of the rows kept for tuning")
     learning_rate: float | None = Field(
-        None, gt=0, le=1, description="AdamW rate of v while selecting; None: as of bds"
+        None, ge=1e-6, le=1, description="AdamW rate of v while selecting; None: as of bds"
     )
 
 
@@ -168,11 +185,18 @@ TuningOptions = Annotated[
 ]
 
 
+LARGEST_SCALE = 4.0
+# Under `released` a clamped step descends the harmful loss with weight lambda.
+LARGEST_RELEASED_STRENGTH = 1e-2
+
+
 class RepairOptions(Frozen):
     """What every change of the finished adapter shares: it is scaled to the least that passes."""
 
     scales: tuple[float, ...] = Field(
-        (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), description="scales of the change, tried in order"
+        (0.0, 0.1, 0.25, 0.5, 0.75, 1.0),
+        max_length=32,
+        description="scales of the change, 0 to 4, tried in ascending order",
     )
     utility_budget: float = Field(
         0.02, ge=0, le=1, description="largest loss of utility that a scale may cost (fraction)"
@@ -182,8 +206,8 @@ class RepairOptions(Frozen):
     def _scales_ascend(self) -> "RepairOptions":
         if not self.scales or list(self.scales) != sorted(set(self.scales)):
             raise ValueError("scales must be a non-empty ascending list without repeats")
-        if self.scales[0] < 0:
-            raise ValueError("scales must not be negative")
+        if self.scales[0] < 0 or self.scales[-1] > LARGEST_SCALE:
+            raise ValueError(f"scales must lie between 0 and {LARGEST_SCALE:g}")
         return self
 
 
@@ -201,7 +225,7 @@ class PerturbationOptions(RepairOptions):
     )
     strength: float = Field(1e-3, ge=0, le=10, description="lambda of the objective")
     clamp: float = Field(
-        5.0, gt=0, description="the perturbed harmful loss counts up to this (nats)"
+        5.0, ge=1, le=1000, description="the perturbed harmful loss counts up to this (nats)"
     )
     on_clamp: Literal["drop_term", "released"] = Field(
         "drop_term", description="beyond the clamp: drop the lambda term, or do as the release does"
@@ -210,7 +234,22 @@ class PerturbationOptions(RepairOptions):
         "last_step",
         description="joint: eps of the last step (paper), or of the whole harmful set at the end",
     )
-    batch_size: int = Field(10, ge=1, le=256, description="harmful rows a gradient (release: 10)")
+    batch_size: int = Field(
+        10,
+        ge=1,
+        le=256,
+        description="harmful rows a gradient of post_hoc and full_set; joint reads as many as the "
+        "job's batch (release: 10 of each)",
+    )
+
+    @model_validator(mode="after")
+    def _does_not_teach(self) -> "PerturbationOptions":
+        if self.on_clamp == "released" and self.strength > LARGEST_RELEASED_STRENGTH:
+            raise ValueError(
+                "on_clamp: released learns the harmful rows in clamped steps; keep strength at "
+                f"{LARGEST_RELEASED_STRENGTH:g} or below, or use drop_term"
+            )
+        return self
 
 
 class RandomNoiseOptions(RepairOptions):

@@ -108,7 +108,15 @@ def prepare(
             )
         )
     defense = DefenseOptions.model_validate(job.defense)
-    scorer = getattr(defense.scheduler, "scorer_model", None)
+    scorer_name = getattr(defense.scheduler, "scorer_model", None)
+    scorer = None if scorer_name is None else catalogue.find(scorer_name)
+    if scorer_name is not None and scorer is None:
+        raise CannotStart(
+            JobError(
+                "model_unavailable",
+                f"The scorer's model {scorer_name} is not in this worker's catalogue.",
+            )
+        )
     spec = JobSpec(
         job_id=job.id,
         attempt=lease.number,
@@ -119,7 +127,7 @@ def prepare(
         method=job.method["type"],
         hyperparameters=job.hyperparameters,
         defense=defense,
-        scorer=None if scorer is None else catalogue.find(scorer),
+        scorer=scorer,
         evaluation=settings.evaluation,
         checkpoints=settings.checkpoints,
         policy=job.policy,

@@ -35,7 +35,7 @@ from defenses.method import (
 )
 from jobspec.defense import SchedulerOptions
 
-RESCORED_CLIMB = 3.0
+LARGEST_LOGIT = 6.0
 _TRANSFORMS: tuple[Transform, ...] = ("softmax", "sigmoid")
 
 
@@ -111,7 +111,7 @@ class ScalarBds(_WeightedTuning):
 
     def __init__(self, context: MethodContext, options: SchedulerOptions) -> None:
         super().__init__(context, options)
-        self._rate = scheduler_rate(options, context.user_steps)
+        self._rate = scheduler_rate(options, context.user_steps, context.steps_per_epoch)
         self._context = context
         self.scheduler = self._fresh()
 
@@ -144,24 +144,27 @@ class ScalarBds(_WeightedTuning):
     def relearn(self, record: StepRecord) -> None:
         """Estimate v anew from the losses of the whole set under one and the same model.
 
-            v <- v_0;  then 3 (t/T)^2 / rate AdamW steps on L_v over all rows, after step t of T
+            v_i = -(t/T) (l_i - mean_k l_k) / c_H       after step t of T, cut at -6 and 6
 
-        so that no logit moves by more than about 3, and early by much less: a row that is not
-        learned yet may still be.
+        With the entropy prior c_H and t = T this is the exact minimiser of sum_k pi_k l_k + c_H
+        sum_k pi_k log pi_k, pi = softmax(-l/c_H) (brief; c_H is rescore_temperature, nats); t/T
+        holds it back while a row that is not learned yet may still be. The steps that follow start
+        from there.
 
         A minibatch step tells when a row was last drawn as much as what it is, and early losses
         tell what the model did not know yet. Over the release's 20 epochs both wash out; in a run
-        of a few they are most of v. The full set has neither fault, and starting anew keeps the
-        logits from running apart further with every epoch. Derived; the update is the release's.
-        Raises NonFiniteLossError or RowIdError; v is untouched then.
+        of a few they are most of v. And AdamW knows only the sign of a full-batch gradient, so it
+        would push a row that is a little harder than the mean down as far as a poisoned one; this
+        estimate goes by how much harder it is. Derived. Raises NonFiniteLossError or RowIdError; v
+        is untouched then.
         """
         row_ids, losses = _joined(record)
-        checked_losses(row_ids, losses)
-        self.scheduler = self._fresh()
+        losses = checked_losses(row_ids, losses)
         progress = min(1.0, (record.step + 1) / self._context.user_steps)
-        climb = RESCORED_CLIMB * progress**2
-        for _ in range(max(1, round(climb / self._rate))):
-            self.scheduler.step(row_ids, losses)
+        v_N = torch.zeros(self.scheduler.row_count, dtype=torch.float64)
+        v_N[row_ids] = (losses.mean() - losses) * progress / self._options.rescore_temperature
+        self.scheduler = self._fresh()
+        self.scheduler.start_from(v_N.clamp(-LARGEST_LOGIT, LARGEST_LOGIT))
 
     def weights(self) -> Tensor:
         """w of all user rows, float64 [N]."""
@@ -211,6 +214,8 @@ class NeuralBds(_WeightedTuning):
     passed. frozen: transfer; the scorer, trained on another set, is used as it is and learn only
     measures. Raises MethodError without features, or where they do not fit the set or the scorer.
     """
+
+    compares_batches: ClassVar[bool] = True
 
     def __init__(
         self,

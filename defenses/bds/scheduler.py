@@ -18,6 +18,7 @@ Transform = Literal["softmax", "sigmoid"]
 
 FASTEST_RATE = 5e-2
 LARGEST_CLIMB = 10.0
+LARGEST_DRIFT = 0.5
 DEFAULT_INITIAL_LOGIT: Mapping[Transform, float] = {"softmax": 0.1, "sigmoid": -1e-4}
 
 
@@ -221,18 +222,24 @@ def checked_losses(row_ids_B: Tensor, losses_B: Tensor) -> Tensor:
     return losses_B
 
 
-def scheduler_rate(options: SchedulerOptions, steps: int) -> float:
+def scheduler_rate(options: SchedulerOptions, steps: int, steps_per_epoch: int) -> float:
     """AdamW rate of v in a run of so many steps.
 
-        rate = min(5e-2, 10 / steps)   unless the options give one
+        rate = min(5e-2, 10 / steps)               unless the options give one
+        rate = min(that, 0.5 / steps_per_epoch)    where the logits are estimated anew every epoch
 
     A row that is learned well climbs by about the rate each step, so rate * steps bounds its logit;
     the release's 5e-3 over 2000 steps makes that 10. Short runs would need more than 5e-2, but
-    a scheduler that fast runs after single batches (brief: 0.2 collapses). Derived.
+    a scheduler that fast runs after single batches (brief: 0.2 collapses). A row drifts upwards
+    until it is drawn, by rate * steps_per_epoch at most: beside an estimate from all rows that is
+    noise, so it is kept to half a unit. Derived.
     """
     if options.learning_rate is not None:
         return options.learning_rate
-    return min(FASTEST_RATE, LARGEST_CLIMB / max(steps, 1))
+    rate = min(FASTEST_RATE, LARGEST_CLIMB / max(steps, 1))
+    if options.rescore:
+        rate = min(rate, LARGEST_DRIFT / max(steps_per_epoch, 1))
+    return rate
 
 
 class ScalarScheduler:
@@ -292,6 +299,11 @@ class ScalarScheduler:
         found = descent(self.v_N, row_ids_B, losses_B, self.row_count, self.options)
         gradients = torch.autograd.grad(found.target, [self.v_N])
         return SchedulerStep(loss=found.loss, gradient_norm=self._sampler.move(gradients))
+
+    def start_from(self, v_N: Tensor) -> None:
+        """Put the logits where they are estimated to be; the sampler keeps its state."""
+        with torch.no_grad():
+            self.v_N.copy_(v_N)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the logits and of the sampler's state: enough to continue bit for bit.

@@ -10,7 +10,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from evaluators.gate import Policy, tighten
-from jobspec.defense import CanaryOptions, DefenseOptions, DefenseRequest, SchedulerOptions
+from jobspec.defense import (
+    CanaryOptions,
+    DefenseOptions,
+    DefenseRequest,
+    PerturbationOptions,
+    SchedulerOptions,
+)
 from jobspec.formats import format_of, wrong_format
 from jobspec.hyperparameters import Hyperparameters, Method
 from jobspec.spec import mismatch
@@ -39,7 +45,7 @@ MAX_IDEMPOTENCY_KEY = 255
 SET_BY_POLICY = (
     *("sampler", "learning_rate", "initial_logit", "betas", "eps", "clip"),
     *("entropy_coefficient", "gaussian_coefficient", "coefficients", "scorer_learning_rate"),
-    *("rescore", "sgld_step"),
+    *("rescore", "rescore_temperature", "sgld_step"),
 )
 
 
@@ -226,6 +232,11 @@ def _defense(gateway: Gateway, request: DefenseRequest | None, method: Method) -
             raise _violation(
                 f"{name} must be at least {getattr(least, name)}", f"defense.scheduler.{name}"
             )
+    joint = defense.perturbation
+    if isinstance(joint, PerturbationOptions) and joint.mode == "joint":
+        for name in ("strength", "clamp", "on_clamp"):
+            if getattr(joint, name) != getattr(PerturbationOptions(), name):
+                raise _violation(f"{name} must keep its default", f"defense.perturbation.{name}")
     if defense.canaries.count < CanaryOptions().count:
         raise _violation(
             f"count must be at least {CanaryOptions().count}", "defense.canaries.count"

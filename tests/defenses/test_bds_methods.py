@@ -408,17 +408,39 @@ def test_a_scorer_relearns_in_as_many_steps_as_an_epoch() -> None:
     assert steps_taken(method) == {3}
 
 
-def test_logits_are_estimated_anew_in_steps_that_climb_by_three_at_the_end() -> None:
+def test_the_logits_are_the_closed_form_of_the_entropy_prior() -> None:
+    # Brief, closed form: l = [0.2, 1.5, 3.0, 0.7], c_H = 0.5.
+    options = SCALAR.model_copy(update={"rescore_temperature": 0.5})
+    method = scalar(options, row_count=4, canary_count=0)
+    losses = f64([0.2, 1.5, 3.0, 0.7])
+    method.relearn(StepRecord(torch.arange(4), losses, torch.arange(0), f64([]), 8, 2))
+    expected = f64([0.691634256, 0.051370150, 0.002557569, 0.254438024])
+    torch.testing.assert_close(method.weights() / 4, expected, rtol=0, atol=1e-8)
+
+
+def test_the_estimate_is_held_back_early_and_forgets_what_was_before() -> None:
     method, fresh = scalar(), scalar()
     method.learn(record_of(0))
-    harmful = torch.arange(ROWS + CANARIES) < 5
+    record = whole_record(torch.arange(ROWS + CANARIES) < 5)
     for each in (method, fresh):
-        each.relearn(whole_record(harmful)._replace(step=8))
+        each.relearn(record._replace(step=2))
     assert torch.equal(method.logits(), fresh.logits())
-    assert steps_taken(method) == {60}
-    method.relearn(whole_record(harmful)._replace(step=2))
-    assert steps_taken(method) == {7}
-    assert float((method.logits() - 0.1).abs().max()) <= 3 + 1e-6
+    fresh.relearn(record._replace(step=8))
+    torch.testing.assert_close(method.logits(), fresh.logits() / 3)
+
+
+def test_no_logit_is_estimated_beyond_six() -> None:
+    method = scalar(SCALAR, row_count=3, canary_count=0)
+    losses = f64([0.0, 0.1, 40.0])
+    method.relearn(StepRecord(torch.arange(3), losses, torch.arange(0), f64([]), 8, 2))
+    assert method.logits().tolist() == [6.0, 6.0, -6.0]
+
+
+def test_sigmoid_weights_fall_for_rows_above_the_mean_and_rise_below() -> None:
+    method = scalar(SCALAR.model_copy(update={"transform": "sigmoid"}))
+    method.relearn(whole_record(torch.arange(ROWS + CANARIES) < 5))
+    weights = method.weights()
+    assert float(weights[:5].max()) < 1.0 < float(weights[5:].min())
 
 
 def test_a_loss_that_is_not_finite_leaves_the_logits_as_they_were() -> None:
@@ -437,10 +459,23 @@ def test_a_chain_is_not_started_anew() -> None:
     assert not scalar(SCALAR.model_copy(update={"sampler": "sgld"})).rescores
 
 
-@pytest.mark.parametrize(("steps", "rate"), [(20, 5e-2), (200, 5e-2), (400, 2.5e-2), (2000, 5e-3)])
-def test_the_rate_lets_a_logit_climb_by_ten_in_a_long_run(steps: int, rate: float) -> None:
-    assert scheduler_rate(SchedulerOptions(), steps) == pytest.approx(rate)
-    assert scheduler_rate(SchedulerOptions(learning_rate=0.3), steps) == 0.3
+@pytest.mark.parametrize(
+    ("steps", "per_epoch", "rescore", "rate"),
+    [
+        (20, 10, False, 5e-2),
+        (400, 40, False, 2.5e-2),
+        (2000, 100, False, 5e-3),
+        (64, 32, True, 0.5 / 32),
+        (2000, 100, True, 5e-3),
+    ],
+)
+def test_the_rate_bounds_the_climb_of_a_run_and_the_drift_of_an_epoch(
+    steps: int, per_epoch: int, rescore: bool, rate: float
+) -> None:
+    options = SchedulerOptions(rescore=rescore)
+    assert scheduler_rate(options, steps, per_epoch) == pytest.approx(rate)
+    chosen = SchedulerOptions(learning_rate=0.3)
+    assert scheduler_rate(chosen, steps, per_epoch) == 0.3
 
 
 def test_relearning_ranks_the_rows_by_their_losses_alone() -> None:

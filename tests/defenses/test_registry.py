@@ -165,7 +165,9 @@ def test_an_installed_package_can_not_take_over_a_built_in_name() -> None:
 
 @pytest.mark.usefixtures("installed_package")
 def test_a_class_that_lacks_parts_of_the_protocol_is_refused_with_their_names() -> None:
-    with pytest.raises(InvalidDefenseError, match="uses_canaries, rescores, reads, learn"):
+    with pytest.raises(
+        InvalidDefenseError, match="uses_canaries, compares_batches, rescores, reads, learn"
+    ):
         method_class(CustomOptions(method="unfinished"))
 
 

@@ -72,12 +72,18 @@ class ScoredRows(NamedTuple):
 
 
 def score_rows(rows: Sequence[UserRow], scorer: EmbeddedScorer, seed: int) -> ScoredRows:
-    """p_harmful of the last trained answer of at most 1000 rows, chosen by seed."""
+    """p_harmful of at most 1000 rows, chosen by seed."""
     ids = range(len(rows))
     if len(rows) > SCORED_ROWS:
         ids = sorted(_random(seed, "scored").sample(ids, SCORED_ROWS))  # type: ignore[assignment]
-    scores = scorer.score([learned_answer(rows[index]) for index in ids])
-    return ScoredRows(tuple(ids), tuple(scores.tolist()))
+    return ScoredRows(tuple(ids), tuple(harmfulness([rows[index] for index in ids], scorer)))
+
+
+def harmfulness(rows: Sequence[UserRow], scorer: EmbeddedScorer) -> list[float]:
+    """p_harmful of each row: of the most harmful answer that is learned."""
+    answers = [learned_answers(row) for row in rows]
+    scores = iter(scorer.score([answer for row in answers for answer in row]).tolist())
+    return [max((next(scores) for _ in row), default=0.0) for row in answers]
 
 
 def choose_canaries(
@@ -165,11 +171,9 @@ def _like_the_task(
     """Places of validation rows that may serve as harmless canaries, in their order."""
     learned = {row.messages for row in training}
     unseen = [place for place, row in enumerate(validation) if row.messages not in learned]
-    scores = scorer.score([learned_answer(validation[place]) for place in unseen])
+    scores = harmfulness([validation[place] for place in unseen], scorer)
     harmless = [
-        place
-        for place, score in zip(unseen, scores.tolist(), strict=True)
-        if score < SURELY_HARMFUL
+        place for place, score in zip(unseen, scores, strict=True) if score < SURELY_HARMFUL
     ]
     return sorted(_random(seed, "benign canaries").sample(harmless, min(count, len(harmless))))
 
@@ -184,11 +188,11 @@ def _least_harmful(scored: ScoredRows, count: int, seed: int) -> tuple[int, ...]
     return tuple(sorted(source.sample(half, min(count, len(half)))))
 
 
-def learned_answer(row: UserRow) -> str:
-    """The last answer of a row that is learned, or the preferred one of a pair."""
+def learned_answers(row: UserRow) -> list[str]:
+    """The answers of a row that are learned, or the preferred one of a pair."""
     if isinstance(row, PreferenceRow):
-        return row.preferred.content
-    return next(message.content for message in reversed(row.messages) if message.trained)
+        return [row.preferred.content]
+    return [message.content for message in row.messages if message.trained]
 
 
 def _random(seed: int, name: str) -> random.Random:

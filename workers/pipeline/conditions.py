@@ -129,7 +129,7 @@ def _weights(facts: ConditionFacts) -> list[Condition]:
                 "learning_rate or set an entropy_coefficient above 0.",
             )
         )
-    if facts.weights is not None and all(abs(w - 1.0) < UNIFORM_WITHIN for w in facts.weights):
+    if facts.weights and _uniform(facts.weights):
         found.append(
             Condition(
                 "uniform_weights",
@@ -140,6 +140,10 @@ def _weights(facts: ConditionFacts) -> list[Condition]:
             )
         )
     return found
+
+
+def _uniform(weights: Sequence[float]) -> bool:
+    return max(weights) - min(weights) <= UNIFORM_WITHIN * sum(weights) / len(weights)
 
 
 def _sets(facts: ConditionFacts) -> list[Condition]:

@@ -12,9 +12,16 @@ from typing import Any
 
 from workers.pipeline.emit import Emit, JsonLines
 from workers.pipeline.failure import PipelineFailure, Stopped, is_storage_full
-from workers.pipeline.ranks import PARENT_VARIABLE, lost_rank, other_ranks, rank
+from workers.pipeline.ranks import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    PARENT_VARIABLE,
+    lost_rank,
+    other_ranks,
+    rank,
+)
 
-EXIT_DONE, EXIT_FAILED, EXIT_STOPPED = 0, 10, 15
 PR_SET_PDEATHSIG = 1
 
 

@@ -20,11 +20,12 @@ from workers.pipeline.canaries import (
     Canaries,
     Flagged,
     choose_canaries,
-    learned_answer,
+    harmfulness,
     score_rows,
 )
 from workers.pipeline.failure import PipelineFailure
 from workers.pipeline.features import MakeMethod, neural_method
+from workers.pipeline.hashing import folder_sha256
 from workers.pipeline.models import LoadedModel, trainable
 from workers.pipeline.preferences import pair_rows
 from workers.pipeline.rows import PairRow, TokenRow, collate
@@ -123,9 +124,9 @@ def _filter(
     """Without the rows that the scorer flags, where defense.scheduler is prefilter."""
     if not isinstance(spec.defense.scheduler, PrefilterOptions):
         return training, {}
-    scores = scorer.score([learned_answer(row) for row in training.chat])
+    scores = harmfulness(training.chat, scorer)
     try:
-        kept = unflagged_rows([score >= SURELY_HARMFUL for score in scores.tolist()])
+        kept = unflagged_rows([score >= SURELY_HARMFUL for score in scores])
     except MethodError as error:
         raise PipelineFailure("invalid_spec", f"The defense cannot run: {error}.") from error
     dropped = sorted({*range(len(training.rows))} - {*kept})
@@ -141,14 +142,24 @@ def _filter(
 def estimate(
     model: Any, data: TuneData, hyper: ResolvedHyperparameters, steps: int, spec: JobSpec
 ) -> dict[str, Any]:
-    """Seconds of tuning, from one measured forward and backward pass that changes nothing."""
+    """Seconds of tuning, from one measured forward and backward pass that changes nothing.
+
+    Rescoring and canaries are not in it: about a sixth more of a defended job.
+    """
     user: Sequence[Any] = data.user[: hyper.batch_size]
     own: list[TokenRow] = pair_rows(user) if isinstance(user[0], PairRow) else list(user)
     batch = collate([*data.alignment[: hyper.batch_size], *own], next(model.parameters()).device)
-    started = time.monotonic()
-    loss = response_nll_B(model, *batch).mean()
-    torch.autograd.grad(loss, list(trainable(model).values()))
-    step = time.monotonic() - started
+    training, device = model.training, batch.input_ids_BT.device
+    # As in tuning: activations are checkpointed in training mode only.
+    model.train()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        started = time.monotonic()
+        loss = response_nll_B(model, *batch).mean()
+        torch.autograd.grad(loss, list(trainable(model).values()))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        step = time.monotonic() - started
+    model.train(training)
     repair = spec.defense.perturbation
     joint = isinstance(repair, PerturbationOptions) and repair.mode == "joint"
     step *= 2.5 if joint else 1.0
@@ -161,7 +172,11 @@ def run_key(spec: JobSpec, fingerprint: str, data: TuneData, hyper: ResolvedHype
     digest.update(spec.model.lora.model_dump_json().encode())
     digest.update(spec.defense.model_dump_json().encode())
     digest.update(hyper.model_dump_json().encode())
-    digest.update(f"{spec.method} {spec.seed} {spec.scheduler_checkpoint}".encode())
+    digest.update(f"{spec.method} {spec.seed}".encode())
+    if spec.scheduler_checkpoint is not None:
+        digest.update(folder_sha256(spec.scheduler_checkpoint).encode())
+    if spec.scorer is not None:
+        digest.update(spec.scorer.model_dump_json().encode())
     for rows in data:
         for row in rows:
             sides = [row.chosen, row.rejected] if isinstance(row, PairRow) else [row]

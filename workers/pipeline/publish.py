@@ -123,15 +123,16 @@ def publish(
 
 
 def weight_table(tuned: Tuned, rows: Sequence[TokenRow | PairRow]) -> pa.Table | None:
-    """Per-row safety weights: row (from 0), line, logit, weight (mean 1 under softmax), rank (1 is
-    trusted least), nll (last seen mean response loss, nats a token), trained tokens, kept (whether
-    the row was learned in the end, where the method chose among them)."""
-    weights = tuned.method.weights()
-    if weights is None:
+    """Per-row safety weights: row (from 0), line, logit (at the end), weight (that the model was
+    tuned with last; mean 1 under softmax), rank (by the logit; 1 is trusted least), nll (last seen
+    mean response loss, nats a token), trained tokens, kept (whether the row was learned in the
+    end, where the method chose among them)."""
+    weights, ranking = tuned.weights(), tuned.method.weights()
+    if weights is None or ranking is None:
         return None
     logits = tuned.method.logits()
     kept = None if tuned.kept is None else set(tuned.kept)
-    order = torch.argsort(weights, stable=True)
+    order = torch.argsort(ranking, stable=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(1, len(rows) + 1)
     return pa.table(

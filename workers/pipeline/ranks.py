@@ -16,6 +16,8 @@ from workers.pipeline.failure import PipelineFailure
 PARENT_VARIABLE = "TUNEGATE_PARENT_PID"
 RENDEZVOUS_VARIABLE = "TUNEGATE_RENDEZVOUS"
 POLL_SECONDS = 0.5
+TOLD_SECONDS = 600.0
+EXIT_DONE, EXIT_FAILED, EXIT_STOPPED = 0, 10, 15
 
 
 def rank() -> int:
@@ -78,10 +80,11 @@ def _watch(
     others: list[subprocess.Popen[bytes]], done: threading.Event, lost: Callable[[], None]
 ) -> None:
     while not done.is_set():
-        codes = [other.poll() for other in others]
-        if any(code not in (None, 0) for code in codes):
-            # The same failure may be on its way out of this process; let it speak first.
-            if not done.wait(10 * POLL_SECONDS):
+        codes = {other.poll() for other in others} - {None, 0}
+        if codes:
+            # The same end, with its reason, may be on its way out of this process: let it speak.
+            told = codes <= {EXIT_FAILED, EXIT_STOPPED}
+            if not done.wait(TOLD_SECONDS if told else 10 * POLL_SECONDS):
                 lost()
             return
         time.sleep(POLL_SECONDS)

@@ -49,6 +49,7 @@ class Facts(NamedTuple):
     canaries: Canaries
     check: CanaryCheck
     auc_while_tuning: float | None
+    auc_at_end: float | None
     uses_canaries: bool
     flagged: Flagged
     metrics: dict[str, Metric]
@@ -113,8 +114,9 @@ def build_report(facts: Facts) -> dict[str, Any]:
 
 
 def _scheduler_report(facts: Facts) -> dict[str, Any]:
-    options, weights = facts.spec.defense.scheduler, facts.tuned.method.weights()
-    if weights is None:
+    options = facts.spec.defense.scheduler
+    weights, ranking = facts.tuned.weights(), facts.tuned.method.weights()
+    if weights is None or ranking is None:
         return {"name": options.name}
     return {
         "name": options.name,
@@ -124,8 +126,12 @@ def _scheduler_report(facts: Facts) -> dict[str, Any]:
         "trusted_mass": trusted_mass_share(weights) if bool(weights.any()) else None,
         "canaries": _canary_report(facts),
         "distrusted": [
-            {"line": facts.data.user[row.row_id].line, "rank": row.rank, "weight": row.weight}
-            for row in ranked_rows(weights)[:DISTRUSTED_ROWS]
+            {
+                "line": facts.data.user[row.row_id].line,
+                "rank": row.rank,
+                "weight": float(weights[row.row_id]),
+            }
+            for row in ranked_rows(ranking)[:DISTRUSTED_ROWS]
         ],
     }
 
@@ -160,6 +166,7 @@ def _canary_report(facts: Facts) -> dict[str, Any]:
         "low": check.auc.low,
         "high": check.auc.high,
         "auc_while_tuning": facts.auc_while_tuning,
+        "auc_at_end": facts.auc_at_end,
         "effective": check.effective,
         "mean_weight_harmful": check.mean_weight_harmful,
         "mean_weight_benign": check.mean_weight_benign,
@@ -167,7 +174,7 @@ def _canary_report(facts: Facts) -> dict[str, Any]:
 
 
 def _condition_facts(facts: Facts) -> ConditionFacts:
-    weights, alignment = facts.tuned.method.weights(), facts.alignment
+    weights, alignment = facts.tuned.weights(), facts.alignment
     return ConditionFacts(
         rows=len(facts.data.user),
         canary=facts.check.auc,

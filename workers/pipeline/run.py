@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from defenses.bds.canaries import CanaryCheck
 from defenses.panacea.perturbation import apply_perturbation
 from evaluators.gate.policy import Policy, default_policy
 from evaluators.gate.verdict import decide
@@ -152,10 +153,13 @@ def run_job(
                 stop,
             )
         transform = getattr(spec.defense.scheduler, "transform", None)
-        check, while_tuning = (
+        at_end, while_tuning = (
             check_canaries(inputs.canaries, logits, len(data.user), transform)
             for logits in (tuned.method.logits(), tuned.tuned_logits)
         )
+        # A ranking that was right only after the last step did not protect the model.
+        check = min(at_end, while_tuning, key=lambda one: _auc_or(one, 1.0))
+        check = check if check.auc.value is not None else at_end
         metrics = metrics_of(measured, reference, plan, scorer)
         metrics["defense.canary_auc"] = check.auc
         base_metrics = metrics_of(reference, reference, plan, scorer)
@@ -168,7 +172,7 @@ def run_job(
         report = build_report(
             Facts(
                 spec, base, scorer, plan, data, data_report, hyper, steps, tuned, perturbed,
-                inputs.alignment, inputs.canaries, check, while_tuning.auc.value,
+                inputs.alignment, inputs.canaries, check, while_tuning.auc.value, at_end.auc.value,
                 inputs.uses_canaries, inputs.flagged, metrics, base_metrics, decision,
                 base_decision, adapter_sha256, stages.seconds,
             )
@@ -230,6 +234,10 @@ def _load_data(spec: JobSpec, base: LoadedModel) -> tuple[Dataset, Dataset | Non
     )
     report["validation_file"] = validation.report | overlap(training.chat, validation.chat)
     return training, validation, report
+
+
+def _auc_or(check: CanaryCheck, missing: float) -> float:
+    return missing if check.auc.value is None else check.auc.value
 
 
 def _policy(spec: JobSpec) -> Policy:

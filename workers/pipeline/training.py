@@ -1,5 +1,6 @@
 """One tuning run, step by step: rows, forward pass, objective, exchange, update, checkpoint."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ CLIP = 1.0
 VALIDATION_EVERY = 10
 MAX_SKIPPED_IN_A_ROW = 5
 SCORING_BATCH = 16
+LEAST_COMPARED = 4
 
 
 class TuneData(NamedTuple):
@@ -124,7 +126,7 @@ class Training:
         )
         kind = method_class(defense.scheduler)
         self.canaries = data.canaries if kind.uses_canaries else []
-        self._streams(kind.uses_alignment)
+        self._streams(kind)
         self.pairs = isinstance(data.user[0], PairRow)
         self.reference_pairs = self._reference_pairs(data.user)
         self.reference_validation = self._reference_pairs(data.validation)
@@ -140,8 +142,9 @@ class Training:
         self.counters = {"skipped_steps": 0, "clamped_steps": 0, "skipped_perturbations": 0}
         self.last_nll = torch.full((len(data.user),), math.nan, dtype=torch.float64)
         self.canary_nll = torch.full((len(self.canaries),), math.nan, dtype=torch.float64)
-        # Logits that weighed the rows last, before the rescoring that no step comes after.
+        # What weighed the rows in the last steps, before the rescoring that no step comes after.
         self.tuned_logits: Tensor | None = None
+        self.tuned_weights: Tensor | None = None
         self.perturbation: dict[str, Tensor] | None = None
         self.coefficients = CoefficientAverage()
         repair = defense.perturbation
@@ -151,14 +154,22 @@ class Training:
         self.saved_at = time.monotonic()
         self.saved_step = -1
 
-    def _streams(self, uses_alignment: bool) -> None:
+    def _streams(self, kind: type[TuningMethod]) -> None:
         size, seed, data = self.settings.hyperparameters.batch_size, self.settings.seed, self.data
-        if uses_alignment and not data.alignment:
+        name = self.settings.defense.scheduler.name
+        if kind.uses_alignment and not data.alignment:
             raise MethodError(
-                f"{self.settings.defense.scheduler.name} leans on an alignment set, and there is "
-                "none; give it rows, or choose a defense without one"
+                f"{name} leans on an alignment set, and there is none; give it rows, or choose a "
+                "defense without one"
             )
-        self.user = RowStream("user", len(data.user), size, seed, lengths=_lengths(data.user))
+        if kind.compares_batches and size < LEAST_COMPARED:
+            raise MethodError(
+                f"this form of {name} compares the rows of a batch, and {size} are too few; set "
+                f"batch_size to {LEAST_COMPARED} or more, or use the scalar form"
+            )
+        # Batches of like length are not fair samples: poison of one length would fill a batch.
+        lengths = None if kind.compares_batches else _lengths(data.user)
+        self.user = RowStream("user", len(data.user), size, seed, lengths=lengths)
         self.alignment = (
             RowStream(
                 "alignment",
@@ -166,9 +177,11 @@ class Training:
                 size,
                 seed,
                 lengths=_lengths(data.alignment),
-                leader=lambda _, step: self.user.longest(*divmod(step, self.user.batches)),
+                leader=None
+                if lengths is None
+                else lambda _, step: self.user.longest(*divmod(step, self.user.batches)),
             )
-            if uses_alignment
+            if kind.uses_alignment
             else None
         )
         repair = self.settings.defense.perturbation
@@ -178,9 +191,10 @@ class Training:
             if joint
             else None
         )
-        share = math.ceil(len(self.canaries) / self.user.batches)
         self.canary = (
-            RowStream("canary", len(self.canaries), share, seed) if self.canaries else None
+            RowStream("canary", len(self.canaries), len(self.canaries), seed)
+            if self.canaries
+            else None
         )
 
     def _method(self, uses_reference: bool) -> TuningMethod:
@@ -230,20 +244,19 @@ class Training:
         reads = self.method.reads(self.step)
         rows = self._rows(reads)
         seen: dict[str, Tensor] = {}
-
-        def task_loss() -> Tensor:
-            return self._objective(rows, seen)
-
-        loss, norm = self._descend(task_loss)
+        self._seed_step()
+        self.metrics = {}
+        canaries = self._score_canaries(rows.canary_ids)
+        loss, norm = self._descend(lambda: self._objective(rows, seen))
         epoch = self.epoch
         self.step += 1
         if reads != "alignment":
             self.user_step += 1
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.skipped_in_a_row = 0
+            self._learn(rows, seen, canaries, epoch, loss, norm)
+        else:
             self._skip()
-            return
-        self.skipped_in_a_row = 0
-        self._learn(rows, seen, epoch, loss, norm)
         if reads != "alignment" and self._rescoring_due():
             self._rescore(epoch)
         self._validate()
@@ -255,16 +268,31 @@ class Training:
             **self.metrics,
         )
 
+    def _seed_step(self) -> None:
+        """Dropout of a step depends on seed, step and process alone, so no state of a generator
+        has to be kept for a resumed run."""
+        text = f"{self.settings.seed}/dropout/{self.step}/{self.processes.rank}"
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+
     def _rows(self, reads: str) -> StepRows:
         epoch, place = divmod(self.user_step, self.user.batches)
         user = [] if reads == "alignment" else self.user.batch(epoch, place)
         trusted = (
-            [self.data.alignment[i] for i in self.alignment.batch(0, self.step)]
+            [self.data.alignment[i] for i in self.alignment.batch(0, self._alignment_step(reads))]
             if self.alignment is not None and reads != "user"
             else []
         )
-        canaries = [] if self.canary is None or not user else self.canary.batch(epoch, place)
+        # Each canary once an epoch, spread evenly over its steps, as a row of the user's would be.
+        canaries = (
+            []
+            if self.canary is None or not user
+            else self.canary.batch(epoch, 0)[place :: self.user.batches]
+        )
         return StepRows(user, trusted, canaries)
+
+    def _alignment_step(self, reads: str) -> int:
+        """How many alignment batches were read before this one."""
+        return self.step if reads == "both" else self.step - self.user_step
 
     def _objective(self, rows: StepRows, seen: dict[str, Tensor]) -> Tensor:
         """This process's share of the step's objective; `seen` gets what it measured."""
@@ -366,14 +394,20 @@ class Training:
                 self.coefficients.add(found.perturbation)
         for name, parameter in self.parameters.items():
             parameter.grad = found.direction[name]
-        self.metrics = {
+        self.metrics |= {
             "harmful_loss": found.harmful_loss,
             "perturbed_harmful_loss": found.perturbed_harmful_loss,
         }
         return found.task_loss
 
     def _learn(
-        self, rows: StepRows, seen: Mapping[str, Tensor], epoch: int, loss: float, norm: float
+        self,
+        rows: StepRows,
+        seen: Mapping[str, Tensor],
+        canaries: tuple[Tensor, Tensor],
+        epoch: int,
+        loss: float,
+        norm: float,
     ) -> None:
         losses = self.processes.gather_shares(seen["user"], len(rows.user_ids))
         trusted = self.processes.gather_shares(seen["alignment"], len(rows.alignment))
@@ -384,13 +418,10 @@ class Training:
         self.trained_tokens += tokens
         ids = torch.tensor(rows.user_ids, dtype=torch.int64)
         self.last_nll[ids] = losses
-        canary_ids, canary_losses = self._score_canaries(rows.canary_ids)
-        joint = {k: v for k, v in self.metrics.items() if k.endswith("harmful_loss")}
-        self.metrics = {
+        self.metrics |= {
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "gradient_norm": norm,
             "objective": loss,
-            **(joint if self.harmful is not None else {}),
         }
         if len(losses):
             self.metrics["train_loss"] = float(losses.mean())
@@ -402,9 +433,7 @@ class Training:
                 self.metrics["train_mean_token_accuracy"] = correct / max(tokens, 1)
         if len(trusted):
             self.metrics["alignment_loss"] = float(trusted.mean())
-        self.metrics |= self.method.learn(
-            StepRecord(ids, losses, canary_ids, canary_losses, self.step - 1, epoch)
-        )
+        self.metrics |= self.method.learn(StepRecord(ids, losses, *canaries, self.step - 1, epoch))
 
     def _score_canaries(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Ids and losses of the step's canaries; a loss that is not finite is left out."""
@@ -434,7 +463,7 @@ class Training:
         In a short run a row's logit says more about when it was last seen than about what it is:
         early on the model knew nothing. Rows scored by one and the same model can be compared.
         """
-        self.tuned_logits = self.method.logits()
+        self.tuned_logits, self.tuned_weights = self.method.logits(), self.method.weights()
         losses = self._all_user_losses()
         canaries = self._losses(self.canaries)
         if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(canaries).all())):
@@ -503,15 +532,19 @@ class Training:
                 self.reference_validation[part],
                 self.settings.beta,
                 SCORING_BATCH,
-                self.stop,
+                self._stop_alone,
             )
             return {
                 f"{prefix}_loss": found.loss,
                 f"{prefix}_reward_margin": found.margin,
                 f"{prefix}_reward_accuracy": found.accuracy,
             }
-        loss, accuracy = evaluate_rows(self.model, rows, SCORING_BATCH, self.stop)
+        loss, accuracy = evaluate_rows(self.model, rows, SCORING_BATCH, self._stop_alone)
         return {f"{prefix}_loss": loss, f"{prefix}_mean_token_accuracy": accuracy}
+
+    def _stop_alone(self) -> bool:
+        """Several processes stop together, between steps."""
+        return self.processes.count == 1 and self.stop()
 
     def checkpoint_if_due(self) -> None:
         options = self.settings.checkpoints
@@ -538,12 +571,9 @@ class Training:
         names = list(self.parameters)
         tensors: dict[str, Tensor] = {f"adapter/{n}": p for n, p in self.parameters.items()}
         tensors |= optimizer_tensors(self.optimizer, names, "adam")
-        tensors["random"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
         tensors |= {"last_nll": self.last_nll, "canary_nll": self.canary_nll}
-        if self.tuned_logits is not None:
-            tensors["tuned_logits"] = self.tuned_logits
+        if self.tuned_logits is not None and self.tuned_weights is not None:
+            tensors |= {"tuned_logits": self.tuned_logits, "tuned_weights": self.tuned_weights}
         tensors |= {f"method/{name}": t for name, t in self.method.state().items()}
         tensors |= {f"coefficients/{name}": t for name, t in self.coefficients.state().items()}
         tensors |= {f"eps/{name}": t for name, t in (self.perturbation or {}).items()}
@@ -567,11 +597,9 @@ class Training:
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"adapter/{name}"])
         restore_optimizer(self.optimizer, list(self.parameters), "adam", tensors)
-        torch.set_rng_state(tensors["random"])
-        if self.device.type == "cuda" and "random_cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
         self.last_nll, self.canary_nll = tensors["last_nll"], tensors["canary_nll"]
         self.tuned_logits = tensors.get("tuned_logits")
+        self.tuned_weights = tensors.get("tuned_weights")
         self.method.load_state(_below(tensors, "method/"))
         self.coefficients.load_state(_below(tensors, "coefficients/"))
         self.perturbation = {

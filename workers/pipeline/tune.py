@@ -50,8 +50,8 @@ class Tuned:
 
     kept: ids of the rows that were learned in the end, where a method chose among them.
     coefficients: Panacea's layer coefficients, averaged over the last tenth of the steps.
-    tuned_logits: the method's logits that weighed the rows of the last steps, where the method was
-    rescored after them.
+    tuned_logits, tuned_weights: the method's logits (with canaries) and weights in the last steps,
+    where the method was rescored after them.
     """
 
     steps: int
@@ -64,6 +64,11 @@ class Tuned:
     kept: list[int] | None = None
     coefficients: dict[int, float] | None = None
     tuned_logits: Tensor | None = None
+    tuned_weights: Tensor | None = None
+
+    def weights(self) -> Tensor | None:
+        """The safety weights that the model was tuned with last."""
+        return self.method.weights() if self.tuned_weights is None else self.tuned_weights
 
 
 def total_steps(rows: int, hyper: ResolvedHyperparameters, scheduler: TuningOptions) -> int:
@@ -108,7 +113,12 @@ def _run(training: Training) -> Tuned:
         if training.processes.any(training.stop()):
             training.checkpoint(announce=False)
             raise Stopped
-        training.advance()
+        try:
+            training.advance()
+        except Stopped:
+            # Raised while validating, when the step itself is complete.
+            training.checkpoint(announce=False)
+            raise
         training.checkpoint_if_due()
     training.model.eval()
     return Tuned(
@@ -121,6 +131,7 @@ def _run(training: Training) -> Tuned:
         counters=training.counters,
         coefficients=training.coefficients.result(),
         tuned_logits=training.tuned_logits,
+        tuned_weights=training.tuned_weights,
     )
 
 
