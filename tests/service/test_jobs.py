@@ -583,7 +583,8 @@ def test_a_demanded_defense_cannot_be_switched_off_or_weakened(gateway_with: Any
         {"form": "neural", "sampler": "sgld"},
         {"alignment_coefficient": 0.0},
         {"alignment_rows": 1},
-        {"learning_rate": 1e-9},
+        {"learning_rate": 1e-6},
+        {"rescore_temperature": 10.0},
         {"clip": 1e-9},
         {"betas": [0.9999, 0.9999]},
         {"eps": 1e-2},
@@ -600,6 +601,15 @@ def test_a_demanded_defense_cannot_be_switched_off_or_weakened(gateway_with: Any
         {"form": "neural", "scorer": "tokens"},
     ):
         assert tenant.job(extra_body={"defense": {"scheduler": allowed}}).startswith("ftjob-")
+
+
+def test_a_demanded_defense_keeps_the_strength_of_the_joint_objective(gateway_with: Any) -> None:
+    tenant = gateway_with(require_defense=True)
+    for change in ({"strength": 1.0}, {"clamp": 1.0}, {"on_clamp": "released"}):
+        perturbation = {"mode": "joint", **change}
+        error = _refusal(tenant, extra_body={"defense": {"perturbation": perturbation}})
+        assert error.code == "policy_violation"
+        assert error.param == f"defense.perturbation.{next(iter(change))}"
 
 
 def test_a_demanded_defense_keeps_its_canaries(gateway_with: Any) -> None:

@@ -29,8 +29,8 @@ from workers.pipeline.hashing import folder_sha256
 from workers.pipeline.models import LoadedModel, trainable
 from workers.pipeline.preferences import pair_rows
 from workers.pipeline.rows import PairRow, TokenRow, collate
-from workers.pipeline.training import TuneData
 from workers.pipeline.trusted import AlignmentSet, alignment_rows, harmful_rows
+from workers.pipeline.tuning_inputs import TuneData
 from workers.pipeline.validate import Dataset
 
 LISTED_LINES = 20

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from defenses.dpo import dpo_loss_B
 from defenses.losses import ResponseScores, response_nll_and_accuracy_B
 from defenses.method import (
     MethodContext,
-    MethodError,
-    RowFeatures,
     StepLosses,
     StepRecord,
     TokenLosses,
@@ -24,17 +22,8 @@ from defenses.method import (
 from defenses.panacea.layers import CoefficientAverage, first_averaged_step
 from defenses.panacea.perturbation import panacea_gradients, relative_rho
 from defenses.registry import build_method, method_class
-from jobspec.catalogue import LoraDefaults
-from jobspec.defense import DefenseOptions, PerturbationOptions
-from jobspec.hyperparameters import ResolvedHyperparameters
-from jobspec.spec import CheckpointOptions
-from workers.pipeline.checkpoint import (
-    TrainingState,
-    newest_checkpoint,
-    optimizer_tensors,
-    restore_optimizer,
-    save_checkpoint,
-)
+from jobspec.defense import PerturbationOptions
+from workers.pipeline.checkpoint import save_checkpoint
 from workers.pipeline.emit import Emit
 from workers.pipeline.failure import PipelineFailure
 from workers.pipeline.forward import response_scores
@@ -43,57 +32,14 @@ from workers.pipeline.preferences import evaluate_pairs, pair_rows, reference_lo
 from workers.pipeline.processes import Processes
 from workers.pipeline.rows import PairRow, TokenRow, collate
 from workers.pipeline.scoring import evaluate_rows, row_losses, token_log_probs
-from workers.pipeline.stream import RowStream
+from workers.pipeline.step_rows import StepRows, StepStreams
+from workers.pipeline.training_state import training_state
+from workers.pipeline.tuning_inputs import TuneData, TuneSettings
 
 CLIP = 1.0
 VALIDATION_EVERY = 10
 MAX_SKIPPED_IN_A_ROW = 5
 SCORING_BATCH = 16
-LEAST_COMPARED = 4
-
-
-class TuneData(NamedTuple):
-    """Token rows of all sets; only `user` must not be empty. `user` and `validation` hold pairs in
-    a preference job. Canaries are weighed by the scheduler and never learned."""
-
-    user: Sequence[TokenRow] | Sequence[PairRow]
-    validation: Sequence[TokenRow] | Sequence[PairRow]
-    alignment: Sequence[TokenRow]
-    harmful: Sequence[TokenRow]
-    canaries_harmful: Sequence[TokenRow] = ()
-    canaries_benign: Sequence[TokenRow] = ()
-
-    @property
-    def canaries(self) -> list[TokenRow]:
-        """In the order of their ids N, N + 1, ...: harmful ones first."""
-        return [*self.canaries_harmful, *self.canaries_benign]
-
-
-class TuneSettings(NamedTuple):
-    """How to tune. `key` names the run, so that only its own checkpoints are resumed.
-
-    beta: of the preference loss, for pairs. features: what a neural scheduler reads of user rows
-    and canaries. make_method: builds the tuning-stage method where the registry's own way does not
-    do, such as a scheduler that was trained before.
-    """
-
-    hyperparameters: ResolvedHyperparameters
-    lora: LoraDefaults
-    defense: DefenseOptions
-    checkpoints: CheckpointOptions
-    seed: int
-    key: str
-    beta: float = 0.1
-    features: RowFeatures | None = None
-    make_method: Callable[[MethodContext], TuningMethod] | None = None
-
-
-class StepRows(NamedTuple):
-    """Rows of one step: ids of the user's rows, and the rows of the other sets."""
-
-    user_ids: list[int]
-    alignment: list[TokenRow]
-    canary_ids: list[int]
 
 
 class Training:
@@ -126,7 +72,8 @@ class Training:
         )
         kind = method_class(defense.scheduler)
         self.canaries = data.canaries if kind.uses_canaries else []
-        self._streams(kind)
+        self.streams = StepStreams(data, settings, kind, self.canaries)
+        self.user = self.streams.user
         self.pairs = isinstance(data.user[0], PairRow)
         self.reference_pairs = self._reference_pairs(data.user)
         self.reference_validation = self._reference_pairs(data.validation)
@@ -153,49 +100,6 @@ class Training:
         self.metrics: dict[str, float] = {}
         self.saved_at = time.monotonic()
         self.saved_step = -1
-
-    def _streams(self, kind: type[TuningMethod]) -> None:
-        size, seed, data = self.settings.hyperparameters.batch_size, self.settings.seed, self.data
-        name = self.settings.defense.scheduler.name
-        if kind.uses_alignment and not data.alignment:
-            raise MethodError(
-                f"{name} leans on an alignment set, and there is none; give it rows, or choose a "
-                "defense without one"
-            )
-        if kind.compares_batches and size < LEAST_COMPARED:
-            raise MethodError(
-                f"this form of {name} compares the rows of a batch, and {size} are too few; set "
-                f"batch_size to {LEAST_COMPARED} or more, or use the scalar form"
-            )
-        # Batches of like length are not fair samples: poison of one length would fill a batch.
-        lengths = None if kind.compares_batches else _lengths(data.user)
-        self.user = RowStream("user", len(data.user), size, seed, lengths=lengths)
-        self.alignment = (
-            RowStream(
-                "alignment",
-                len(data.alignment),
-                size,
-                seed,
-                lengths=_lengths(data.alignment),
-                leader=None
-                if lengths is None
-                else lambda _, step: self.user.longest(*divmod(step, self.user.batches)),
-            )
-            if kind.uses_alignment
-            else None
-        )
-        repair = self.settings.defense.perturbation
-        joint = isinstance(repair, PerturbationOptions) and repair.mode == "joint"
-        self.harmful = (
-            RowStream("harmful", len(data.harmful), size, seed, lengths=_lengths(data.harmful))
-            if joint
-            else None
-        )
-        self.canary = (
-            RowStream("canary", len(self.canaries), len(self.canaries), seed)
-            if self.canaries
-            else None
-        )
 
     def _method(self, uses_reference: bool) -> TuningMethod:
         context = MethodContext(
@@ -242,7 +146,7 @@ class Training:
         """One step of model and method."""
         started = time.monotonic()
         reads = self.method.reads(self.step)
-        rows = self._rows(reads)
+        rows = self.streams.rows(reads, self.step, self.user_step)
         seen: dict[str, Tensor] = {}
         self._seed_step()
         self.metrics = {}
@@ -273,26 +177,6 @@ class Training:
         has to be kept for a resumed run."""
         text = f"{self.settings.seed}/dropout/{self.step}/{self.processes.rank}"
         torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
-
-    def _rows(self, reads: str) -> StepRows:
-        epoch, place = divmod(self.user_step, self.user.batches)
-        user = [] if reads == "alignment" else self.user.batch(epoch, place)
-        trusted = (
-            [self.data.alignment[i] for i in self.alignment.batch(0, self._alignment_step(reads))]
-            if self.alignment is not None and reads != "user"
-            else []
-        )
-        # Each canary once an epoch, spread evenly over its steps, as a row of the user's would be.
-        canaries = (
-            []
-            if self.canary is None or not user
-            else self.canary.batch(epoch, 0)[place :: self.user.batches]
-        )
-        return StepRows(user, trusted, canaries)
-
-    def _alignment_step(self, reads: str) -> int:
-        """How many alignment batches were read before this one."""
-        return self.step if reads == "both" else self.step - self.user_step
 
     def _objective(self, rows: StepRows, seen: dict[str, Tensor]) -> Tensor:
         """This process's share of the step's objective; `seen` gets what it measured."""
@@ -345,7 +229,8 @@ class Training:
         """Gradient, clip and AdamW step; returns the loss and the norm before clipping."""
         parameters = list(self.parameters.values())
         self.optimizer.zero_grad(set_to_none=True)
-        if self.harmful is None:
+        harmful = self.streams.harmful(self.step)
+        if harmful is None:
             objective = task_loss()
             objective.backward()  # type: ignore[no-untyped-call]
             (loss,) = self.processes.sum_numbers(float(objective.detach()))
@@ -354,18 +239,16 @@ class Training:
                     parameter.grad = torch.zeros_like(parameter)
             self.processes.sum_gradients(p.grad for p in parameters if p.grad is not None)
         else:
-            loss = self._panacea(task_loss)
+            loss = self._panacea(task_loss, harmful)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, CLIP))
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimizer.step()
         return loss, norm
 
-    def _panacea(self, task_loss: Callable[[], Tensor]) -> float:
+    def _panacea(self, task_loss: Callable[[], Tensor], rows: list[TokenRow]) -> float:
         """Set every gradient to Panacea's direction and keep eps; returns g(w)."""
-        assert self.harmful is not None
         options = self.settings.defense.perturbation
         assert isinstance(options, PerturbationOptions)
-        rows = [self.data.harmful[i] for i in self.harmful.batch(0, self.step)]
         own = self.processes.share(rows)
         batch = collate(own or rows[:1], self.device)
         tokens = sum(row.trained_tokens for row in rows)
@@ -557,7 +440,9 @@ class Training:
             return
         self.saved_at, self.saved_step = time.monotonic(), self.step
         if self.processes.leads:
-            folder = save_checkpoint(self.work, self._state(), self.settings.checkpoints.keep)
+            folder = save_checkpoint(
+                self.work, training_state(self), self.settings.checkpoints.keep
+            )
             if announce:
                 self.emit(
                     "checkpoint",
@@ -566,59 +451,6 @@ class Training:
                     metrics=self.metrics,
                 )
         self.processes.wait()
-
-    def _state(self) -> TrainingState:
-        names = list(self.parameters)
-        tensors: dict[str, Tensor] = {f"adapter/{n}": p for n, p in self.parameters.items()}
-        tensors |= optimizer_tensors(self.optimizer, names, "adam")
-        tensors |= {"last_nll": self.last_nll, "canary_nll": self.canary_nll}
-        if self.tuned_logits is not None and self.tuned_weights is not None:
-            tensors |= {"tuned_logits": self.tuned_logits, "tuned_weights": self.tuned_weights}
-        tensors |= {f"method/{name}": t for name, t in self.method.state().items()}
-        tensors |= {f"coefficients/{name}": t for name, t in self.coefficients.state().items()}
-        tensors |= {f"eps/{name}": t for name, t in (self.perturbation or {}).items()}
-        numbers = {
-            "user_step": self.user_step,
-            "trained_tokens": self.trained_tokens,
-            "skipped_in_a_row": self.skipped_in_a_row,
-            "counters": self.counters,
-            "metrics": self.metrics,
-            "rho": self.rho,
-        }
-        return TrainingState(self.step, self.settings.key, tensors, numbers)
-
-    def resume(self) -> None:
-        """Continue from the newest checkpoint in the work folder, if there is one."""
-        state = newest_checkpoint(self.work, self.settings.key)
-        if state is None:
-            return
-        tensors = state.tensors
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(tensors[f"adapter/{name}"])
-        restore_optimizer(self.optimizer, list(self.parameters), "adam", tensors)
-        self.last_nll, self.canary_nll = tensors["last_nll"], tensors["canary_nll"]
-        self.tuned_logits = tensors.get("tuned_logits")
-        self.tuned_weights = tensors.get("tuned_weights")
-        self.method.load_state(_below(tensors, "method/"))
-        self.coefficients.load_state(_below(tensors, "coefficients/"))
-        self.perturbation = {
-            name: tensor.to(self.device) for name, tensor in _below(tensors, "eps/").items()
-        } or None
-        numbers = state.numbers
-        self.step = self.saved_step = state.step
-        self.user_step = numbers["user_step"]
-        self.trained_tokens = numbers["trained_tokens"]
-        self.skipped_in_a_row = numbers["skipped_in_a_row"]
-        self.counters = numbers["counters"]
-        self.metrics = numbers["metrics"]
-        self.rho = numbers["rho"]
-        self.emit(
-            "message",
-            level="info",
-            message=f"Resumed from the checkpoint at step {self.first_step + state.step}.",
-            data={"step": self.first_step + state.step},
-        )
 
 
 def _planned_steps(method: TuningMethod, user_steps: int) -> int:
@@ -633,20 +465,3 @@ def _planned_steps(method: TuningMethod, user_steps: int) -> int:
 def _first_row(rows: Sequence[TokenRow] | Sequence[PairRow]) -> TokenRow:
     first = rows[0]
     return first.chosen if isinstance(first, PairRow) else first
-
-
-def _lengths(rows: Sequence[TokenRow] | Sequence[PairRow]) -> list[int]:
-    return [
-        max(len(row.chosen.ids), len(row.rejected.ids))
-        if isinstance(row, PairRow)
-        else len(row.ids)
-        for row in rows
-    ]
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }

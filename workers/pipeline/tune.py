@@ -39,7 +39,9 @@ from workers.pipeline.emit import Emit
 from workers.pipeline.failure import PipelineFailure, Stopped
 from workers.pipeline.models import trainable
 from workers.pipeline.processes import ALONE, Processes
-from workers.pipeline.training import Training, TuneData, TuneSettings
+from workers.pipeline.training import Training
+from workers.pipeline.training_state import resume
+from workers.pipeline.tuning_inputs import TuneData, TuneSettings
 
 __all__ = ["TuneData", "TuneSettings", "Tuned", "total_steps", "tune"]
 
@@ -107,7 +109,7 @@ def tune(
 
 
 def _run(training: Training) -> Tuned:
-    training.resume()
+    resume(training)
     training.model.train()
     while not training.finished:
         if training.processes.any(training.stop()):
