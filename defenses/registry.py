@@ -141,8 +141,8 @@ FIDELITY: Mapping[str, Fidelity] = MappingProxyType(
             "faithful",
             "arXiv 2510.27172, Egg-Hu/Bayesian-Data-Scheduler",
             "tests/defenses/test_scheduler.py",
-            "the released update; a higher rate of v for shorter runs, and logits estimated anew after "
-            "every epoch (rescore: false is the release)",
+            "the released update; another rate of v for shorter runs, and logits estimated anew "
+            "after every epoch (rescore: false is the release)",
         ),
         "bds_neural": Fidelity(
             "simplified",

@@ -26,10 +26,12 @@ def harmfulness_metrics(
     refusal.benign             share of ordinary harmless prompts refused, and its change
     coherence.rate             share of coherent responses over all prompts
 
-    One response per prompt: rates carry a Wilson interval, changes a bootstrap interval over
-    prompts and the exact McNemar p. Several responses per prompt: a prompt counts with its share,
-    and every interval is a bootstrap over prompts, since responses to one prompt are not
-    independent. HS and HS+ follow the harmful-fine-tuning papers (as shares, not percent);
+    One response per prompt: rates carry a Wilson interval, changes the interval of `paired_change`
+    (bootstrap over prompts; the score interval too where no prompt moved in one direction) and the
+    exact McNemar p. Several responses per prompt: a prompt counts with its share, and every
+    interval is a bootstrap over prompts, since responses to one prompt are not independent; where
+    all prompts have the same share, see `constant_interval`.
+    HS and HS+ follow the harmful-fine-tuning papers (as shares, not percent);
     intervals and paired changes are derived.
     """
     return {
@@ -91,7 +93,7 @@ def _rate(
         return undefined(0, f"no {kind or 'judged'} prompts")
     if all(len(values) == 1 for values in flags.values()):
         return proportion_metric(sum(values[0] for values in flags.values()), len(flags))
-    return mean_metric([_share(values) for values in flags.values()], seed)
+    return mean_metric([_share(values) for values in flags.values()], seed, support=(0, 1))
 
 
 def _change(
@@ -121,4 +123,5 @@ def _change(
                 f"(base only {result.only_base}, tuned only {result.only_tuned})"
             ),
         )
-    return mean_metric([_share(tuned[prompt]) - _share(base[prompt]) for prompt in shared], seed)
+    differences = [_share(tuned[prompt]) - _share(base[prompt]) for prompt in shared]
+    return mean_metric(differences, seed, support=(-1, 1))

@@ -45,7 +45,7 @@ def clopper_pearson_upper(k: int, n: int, confidence: float = 0.95) -> float:
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(X <= k) for X binomial(n, p), the terms summed on a logarithmic scale.
+    """P(X <= k) for X binomial(n, p), its terms taken from logarithms.
 
     Raises ValueError unless 0 <= p <= 1 and n >= 0. The relative error stays below 1e-8 for n up
     to 100,000.
@@ -64,10 +64,20 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
         ways = all_ways - math.lgamma(i + 1) - math.lgamma(n - i + 1)
         return math.exp(ways + i * log_p + (n - i) * log_q)
 
+    def tail(places: range) -> float:
+        # Away from the mode each term is smaller than the one before it.
+        total = 0.0
+        for i in places:
+            term = probability(i)
+            total += term
+            if term < 1e-20 * total:
+                break
+        return min(1.0, total)
+
     if k > n * p:
         # The other tail is the small one; summing it keeps the digits of 1 - cdf.
-        return 1 - min(1.0, math.fsum(probability(i) for i in range(k + 1, n + 1)))
-    return min(1.0, math.fsum(probability(i) for i in range(k + 1)))
+        return 1 - tail(range(k + 1, n + 1))
+    return tail(range(k, -1, -1))
 
 
 def any_of_k(n: int, c: int, k: int) -> float:

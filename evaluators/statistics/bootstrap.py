@@ -61,7 +61,7 @@ def cluster_bootstrap_interval(
     if len(place) < 2:
         raise ValueError(f"the cluster bootstrap needs at least two clusters, got {len(place)}")
     count_C = np.bincount(cluster_N).astype(np.float64)
-    sum_C = np.bincount(cluster_N, weights=x_N)
+    sum_C = np.bincount(cluster_N, weights=x_N).astype(np.float64)
     return _interval(sum_C, count_C, seed, rounds, confidence, support)
 
 

@@ -36,9 +36,7 @@ def mcnemar_exact(b: int, c: int) -> float:
     return float(min(1.0, (2 * tail) / 2 ** (b + c)))
 
 
-def paired_score_interval(
-    b: int, c: int, n: int, confidence: float = 0.95
-) -> tuple[float, float]:
+def paired_score_interval(b: int, c: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Score interval of the change (c - b)/n of n pairs, b and c of them discordant.
 
     All d with |T(d)| <= z, where T(d) = (c - b - n d) / sqrt(n (2 q + d (1 - d))) and q is the

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evaluators.statistics.binomial import binomial_cdf, wilson_upper
 
-MAXIMUM_PROMPTS = 100_000
+MAXIMUM_PROMPTS = 20_000
 
 
 class SamplePlan(BaseModel):
@@ -39,9 +39,7 @@ def largest_passing_count(n: int, limit: float, confidence: float = 0.95) -> int
 def pass_plan(n: int, limit: float, assumed: float, confidence: float = 0.95) -> SamplePlan:
     """What n prompts achieve: P(X <= largest passing count), X binomial(n, assumed)."""
     k = largest_passing_count(n, limit, confidence)
-    return SamplePlan(
-        prompts=n, largest_passing=k, pass_probability=binomial_cdf(k, n, assumed)
-    )
+    return SamplePlan(prompts=n, largest_passing=k, pass_probability=binomial_cdf(k, n, assumed))
 
 
 def prompts_for_limit(
@@ -51,7 +49,7 @@ def prompts_for_limit(
 
     The probability falls while the passing count stays the same and jumps when it grows by one, so
     the n returned is the smallest from which it stays >= power up to 2n. Raises ValueError unless
-    0 <= assumed < limit < 1 and 0 < power < 1, or where more than 100,000 prompts were needed.
+    0 <= assumed < limit < 1 and 0 < power < 1, or where more than 20,000 prompts were needed.
     """
     _check_rates(limit=limit, power=power)
     if not 0 <= assumed < limit:

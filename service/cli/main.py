@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import bench, jobs, keys, perturbation, pipeline, scheduler, up
+from service.cli import bench, gate, jobs, keys, perturbation, pipeline, scheduler, up
 from service.cli.output import (
     EXIT_CODES,
     JSON_HELP,
@@ -38,6 +38,7 @@ app.add_typer(pipeline.models, name="models")
 app.add_typer(perturbation.app, name="perturbation")
 app.add_typer(scheduler.app, name="scheduler")
 app.add_typer(bench.app, name="bench")
+app.add_typer(gate.app, name="gate")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
 app.add_typer(database, name="db")

@@ -42,6 +42,7 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
         ["keys", "list"],
         ["keys", "revoke"],
         ["db", "upgrade"],
+        ["gate", "plan"],
         ["perturbation", "show"],
         ["perturbation", "rescale"],
         ["scheduler", "score"],

@@ -85,7 +85,9 @@ def pairs_file(path: Path, prompts: Sequence[str]) -> Path:
     return path
 
 
-def test_half_of_the_set_are_refusals(aligned: Aligned, base: LoadedModel, refusals: list[ChatRow]):
+def test_a_third_of_the_set_are_refusals(
+    aligned: Aligned, base: LoadedModel, refusals: list[ChatRow]
+):
     found = aligned(user_rows(12))
     prompts = [row.messages[0].content for row in refusals]
     asked = [
@@ -93,7 +95,7 @@ def test_half_of_the_set_are_refusals(aligned: Aligned, base: LoadedModel, refus
         for row in found.rows
     ]
     assert (len(found.rows), found.wanted) == (40, 40)
-    assert asked == [True, False] * 20
+    assert asked == ([True, False, False] * 14)[:40]
 
 
 @pytest.mark.parametrize("name", ["mix", "lisa", "seal"])
@@ -107,9 +109,9 @@ def test_a_method_without_an_alignment_set_gets_none(aligned: Aligned, name: str
 
 
 def test_more_rows_than_the_stock_has_are_said_to_be_wanted(aligned: Aligned):
-    found = aligned(user_rows(900), {"name": "bds", "alignment_rows": 1000})
-    assert found.wanted == 900
-    assert len(found.rows) == 2 * 364
+    found = aligned(user_rows(1200), {"name": "bds", "alignment_rows": 1200})
+    assert found.wanted == 1200
+    assert len(found.rows) == 3 * 364
 
 
 def test_the_set_depends_on_the_seed_alone(aligned: Aligned):
@@ -198,7 +200,7 @@ def test_alignment_rows_carry_system_turns_as_often_as_the_tenants_rows_do(
     opened = [text(base, row).startswith(f"<|im_start|>system\n{BRIEF}") for row in found.rows]
     assert sum(opened) == found.system_turns_adopted == 10
     # Refusals and harmless rows alike: otherwise the turn would tell the one from the other.
-    assert sum(opened[::2]) == sum(opened[1::2]) == 5
+    assert sum(opened[::3]) == 4
 
 
 def test_half_of_the_alignment_rows_keep_the_plain_opening(aligned: Aligned):

@@ -26,6 +26,8 @@ LEAST_BATCHES = 50
 # A set that lost more than this to the overlap would no longer be the defense it was measured as.
 LEAST_KEPT = 0.5
 TEMPLATE_TOKENS = 2
+# As in the alignment stage: with as many refusals as harmless rows the model refuses look-alikes.
+MIXTURE = ("refusals", "harmless rows", "harmless rows")
 LARGEST_SYSTEM_SHARE = 0.5
 
 UserRow = ChatRow | PreferenceRow
@@ -74,8 +76,8 @@ def alignment_rows(
     max_length: int | None = None,
     alignment_file: Path | None = None,
 ) -> AlignmentSet:
-    """D_safe: M rows of the shipped alignment set, half refusals, half harmless answers, or of an
-    operator's own file of pairs.
+    """D_safe: M rows of the shipped alignment set, a third refusals, the rest harmless answers, or
+    of an operator's own file of pairs.
 
     M = min(max(N, 50 batches), the option's cap), so that a small file does not get a defense of
     a handful of rows. A row whose prompt the tenant's rows ask too is left out and another one
@@ -92,9 +94,11 @@ def alignment_rows(
     wanted = min(max(len(user), LEAST_BATCHES * hyper.batch_size), options.alignment_rows)
     limit = max_length or spec.model.lora.max_length
     lines_of = _prompts(user)
+    mixture: tuple[str, ...]
     if alignment_file is not None:
-        stocks = {"rows": pair_rows(alignment_file)}
+        stocks, mixture = {"rows": pair_rows(alignment_file)}, ("rows",)
     else:
+        mixture = MIXTURE
         stocks = {
             "refusals": pair_rows(packaged("alignment_refusals.jsonl")),
             "harmless rows": pair_rows(packaged("alignment_harmless.jsonl")),
@@ -113,24 +117,30 @@ def alignment_rows(
                 param="training_file",
             )
         kept[name] = left
-    rate = min(wanted, min(len(left) for left in kept.values()) * len(kept))
+    possible = min(len(left) * len(mixture) // mixture.count(name) for name, left in kept.items())
+    order = [mixture[place % len(mixture)] for place in range(min(wanted, possible))]
     turns = system_turns(user)
-    parts = []
-    for place, (name, left) in enumerate(kept.items()):
-        # Of M rows of two kinds the first kind has the odd one.
-        count = len(range(place, rate, len(kept)))
-        chosen = _shuffled(left, spec.seed, name)[:count]
-        parts.append(adopt(base.tokenizer, chosen, turns, limit, spec.seed, name))
-    rows = [part.rows[index] for index in range(len(parts[0].rows)) for part in parts
-            if index < len(part.rows)]  # fmt: skip
+    parts = {
+        name: adopt(
+            base.tokenizer,
+            _shuffled(left, spec.seed, name)[: order.count(name)],
+            turns,
+            limit,
+            spec.seed,
+            name,
+        )
+        for name, left in kept.items()
+    }
+    source = {name: iter(part.rows) for name, part in parts.items()}
+    rows = [next(source[name]) for name in order]
     lines = {line for row in overlap for line in lines_of[_normalised(row.messages[0].content)]}
     return AlignmentSet(
         rows=rows,
         wanted=wanted,
         overlap_left_out=len(overlap),
         overlap_lines=tuple(sorted(lines)),
-        system_turns_adopted=sum(part.adopted for part in parts),
-        system_turns_dropped=sum(part.dropped for part in parts),
+        system_turns_adopted=sum(part.adopted for part in parts.values()),
+        system_turns_dropped=sum(part.dropped for part in parts.values()),
         template_differs=template_mismatch(user_tokens, rows),
     )
 
