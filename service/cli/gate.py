@@ -4,14 +4,10 @@ import json
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluators.gate.formats import FORMATS, as_markdown, as_text
-from evaluators.gate.formats.plain import as_data
-from evaluators.gate.policy import Policy, PolicyError, parse_policy
-from evaluators.gate.recheck import MAX_BYTES, Checked, ReportError, read_report, recheck
 from service.cli.gate_plan import plan
 from service.cli.output import (
     FAILED,
@@ -24,6 +20,10 @@ from service.cli.output import (
     answer,
     note,
 )
+
+if TYPE_CHECKING:
+    from evaluators.gate.policy import Policy
+    from evaluators.gate.recheck import Checked
 
 app = typer.Typer(no_args_is_help=True, help="The release gate over a stored report.")
 app.command("plan")(plan)
@@ -88,12 +88,16 @@ def check(
 @app.command()
 def schema() -> None:
     """The JSON schema of a policy, for editors."""
+    from evaluators.gate.policy import Policy
+
     print(json.dumps(Policy.model_json_schema(), indent=2))
 
 
 def _checked(
-    path: Path, policy: Policy | None, min_severity: MinSeverity, max_failures: int
-) -> Checked:
+    path: Path, policy: "Policy | None", min_severity: MinSeverity, max_failures: int
+) -> "Checked":
+    from evaluators.gate.recheck import MAX_BYTES, ReportError, read_report, recheck
+
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -107,7 +111,9 @@ def _checked(
         raise CommandError(f"{path}: {error}", UNAVAILABLE) from None
 
 
-def _policy(path: Path) -> Policy:
+def _policy(path: Path) -> "Policy":
+    from evaluators.gate.policy import PolicyError, parse_policy
+
     try:
         return parse_policy(path.read_text("utf-8"))
     except OSError as error:
@@ -116,7 +122,10 @@ def _policy(path: Path) -> Policy:
         raise CommandError(f"{path}: {error}", USAGE) from None
 
 
-def _write(checked: Checked, format: Format, output: Path | None, as_json: bool) -> None:
+def _write(checked: "Checked", format: Format, output: Path | None, as_json: bool) -> None:
+    from evaluators.gate.formats import FORMATS, as_markdown, as_text
+    from evaluators.gate.formats.plain import as_data
+
     text = FORMATS[format](checked)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     try:
@@ -133,7 +142,7 @@ def _write(checked: Checked, format: Format, output: Path | None, as_json: bool)
         print(text if output is None else as_text(checked), end="", flush=True)
 
 
-def _exit_code(checked: Checked) -> int:
+def _exit_code(checked: "Checked") -> int:
     if checked.verdict == "passed" or checked.tolerated:
         return OK
     return FAILED if checked.verdict == "failed" else UNAVAILABLE

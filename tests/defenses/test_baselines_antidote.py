@@ -65,7 +65,8 @@ def test_each_row_loses_its_share_of_largest_scores_rounded_up(
     mask = prune_mask(scores, share)
     counts = mask.sum(dim=1)
     assert bool((counts >= share * width - 1e-6).all())
-    assert bool((counts < share * width + 1).all())
+    # In float32 the smallest shares vanish beside the one weight they are rounded up to.
+    assert bool((counts <= share * width + 1).all())
     for row, pruned in zip(scores, mask, strict=True):
         if pruned.any() and not pruned.all():
             assert row[pruned].min() >= row[~pruned].max()
