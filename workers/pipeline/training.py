@@ -88,7 +88,6 @@ class Training:
         self.skipped_in_a_row = 0
         self.counters = {"skipped_steps": 0, "clamped_steps": 0, "skipped_perturbations": 0}
         self.last_nll = torch.full((len(data.user),), math.nan, dtype=torch.float64)
-        self.canary_nll = torch.full((len(self.canaries),), math.nan, dtype=torch.float64)
         # What weighed the rows in the last steps, before the rescoring that no step comes after.
         self.tuned_logits: Tensor | None = None
         self.tuned_weights: Tensor | None = None
@@ -322,8 +321,6 @@ class Training:
         """Ids and losses of the step's canaries; a loss that is not finite is left out."""
         rows = [self.canaries[i] for i in places]
         losses = self._losses(rows)
-        for place, loss in zip(places, losses.tolist(), strict=True):
-            self.canary_nll[place] = loss
         ids = torch.tensor(places, dtype=torch.int64) + len(self.data.user)
         finite = torch.isfinite(losses)
         return ids[finite], losses[finite]
@@ -351,7 +348,7 @@ class Training:
         canaries = self._losses(self.canaries)
         if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(canaries).all())):
             return
-        self.last_nll, self.canary_nll = losses.clone(), canaries.clone()
+        self.last_nll = losses.clone()
         first = len(self.data.user)
         self.method.relearn(
             StepRecord(

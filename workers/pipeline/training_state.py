@@ -22,7 +22,7 @@ def training_state(run: "Training") -> TrainingState:
     names = list(run.parameters)
     tensors: dict[str, Tensor] = {f"adapter/{n}": p for n, p in run.parameters.items()}
     tensors |= optimizer_tensors(run.optimizer, names, "adam")
-    tensors |= {"last_nll": run.last_nll, "canary_nll": run.canary_nll}
+    tensors["last_nll"] = run.last_nll
     if run.tuned_logits is not None and run.tuned_weights is not None:
         tensors |= {"tuned_logits": run.tuned_logits, "tuned_weights": run.tuned_weights}
     tensors |= {f"method/{name}": t for name, t in run.method.state().items()}
@@ -49,7 +49,7 @@ def resume(run: "Training") -> None:
         for name, parameter in run.parameters.items():
             parameter.copy_(tensors[f"adapter/{name}"])
     restore_optimizer(run.optimizer, list(run.parameters), "adam", tensors)
-    run.last_nll, run.canary_nll = tensors["last_nll"], tensors["canary_nll"]
+    run.last_nll = tensors["last_nll"]
     run.tuned_logits = tensors.get("tuned_logits")
     run.tuned_weights = tensors.get("tuned_weights")
     run.method.load_state(_below(tensors, "method/"))
