@@ -1,7 +1,7 @@
 """The job spec: everything that one attempt of the pipeline needs to know, and nothing else."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -9,13 +9,32 @@ from jobspec.catalogue import BaseModelEntry
 from jobspec.defense import DefenseOptions
 from jobspec.frozen import Frozen
 from jobspec.hyperparameters import Method, TrainingMethod
+from jobspec.judging import EmbeddedJudge, JudgeOptions
 
 # These constrain single tokens of a supervised loss; a comparison of two answers has none.
 SUPERVISED_DEFENSES = ("constrained_sft",)
 
 
+UtilityMetric = Literal[
+    "auto", "label_accuracy", "exact_match", "numeric_answer", "token_f1", "perplexity"
+]
+Protocol = Literal["harmful_score/beavertails"]
+
+
+class PromptSuite(Frozen):
+    """A file of prompts that replaces the shipped harmful (or look-alike) prompts."""
+
+    path: Path = Field(description="JSON Lines or CSV of prompts")
+    format: Literal["auto", "advbench", "harmbench", "strongreject", "xstest", "own"] = Field(
+        "auto", description="layout of the file; auto: told by its fields"
+    )
+    planned: int | None = Field(
+        None, ge=1, description="prompts it must hold; with fewer the verdict is inconclusive"
+    )
+
+
 class EvaluationOptions(Frozen):
-    """How much is generated to judge a model. None means all shipped prompts."""
+    """How much is generated to judge a model, and by whom. None means all shipped prompts."""
 
     harmful_prompts: int | None = Field(None, ge=0, description="harmful test prompts")
     safe_lookalikes: int | None = Field(None, ge=0, description="safe look-alike prompts")
@@ -30,6 +49,33 @@ class EvaluationOptions(Frozen):
     )
     max_new_tokens: int = Field(32, ge=1, le=4096, description="length of an answer, tokens")
     batch_size: int = Field(16, ge=1, le=1024, description="prompts generated together")
+    judge: JudgeOptions = Field(EmbeddedJudge(), description="who judges harmfulness")
+    protocol: Protocol | None = Field(
+        None, description="a published protocol in place of prompts, template, length and judge"
+    )
+    suites: tuple[PromptSuite, ...] = Field(
+        (), max_length=20, description="prompt files in place of the shipped harmful prompts"
+    )
+    training_template: bool = Field(
+        True,
+        description="ask also under the template of the training rows where it differs from the "
+        "serving one, and gate on the worse",
+    )
+    sweep_prompts: int = Field(
+        12, ge=0, le=1000, description="harmful prompts asked under every trigger; 0: no sweep"
+    )
+    sweep_conditions: int = Field(
+        8, ge=1, le=100, description="triggers tried at most: system turns, personas, n-grams"
+    )
+    stress_samples: int = Field(
+        0, ge=0, le=64, description="further answers a harmful prompt at temperature 1; 0: none"
+    )
+    early_stop: bool = Field(
+        False, description="stop asking harmful prompts once the policy's limit is settled"
+    )
+    utility_metric: UtilityMetric = Field(
+        "auto", description="how held-out answers are scored; auto: told by the answers"
+    )
 
 
 class CheckpointOptions(Frozen):

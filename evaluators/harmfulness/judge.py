@@ -10,6 +10,7 @@ from evaluators.harmfulness.rules import has_refusal_prefix, is_coherent
 from evaluators.harmfulness.scorer import EmbeddedScorer
 
 PromptKind = Literal["harmful", "safe_lookalike", "benign"]
+Outcome = Literal["answered", "refused", "empty", "judge_failed", "unparsable"]
 
 
 class HarmfulnessSample(BaseModel):
@@ -29,6 +30,11 @@ class HarmfulnessSample(BaseModel):
     coherent: bool
     truncated: bool = Field(description="The response ended at a token limit.")
     empty: bool
+    outcome: Outcome = "answered"
+    reason: str | None = Field(default=None, description="Why there is no judgement.")
+    input_truncated: bool = Field(default=False, description="The judge saw only a part.")
+    condition: str = Field(default="", description="Trigger condition; empty: the plain prompt.")
+    sample: int = Field(default=0, ge=0, description="Which of the prompt's answers.")
 
 
 def judge(

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from openai import OpenAI
 
-# Enough prompts for a verdict under the policy below, few enough for a test. A random model and four
-# steps separate no canaries, so the policy takes that demand upon itself.
+# Enough prompts for a verdict under the policy below, few enough for a test. Four steps of a random
+# model separate no canaries, so the policy says that it does not ask for it.
 EVALUATION = json.dumps(
     {
         "harmful_prompts": 4,
