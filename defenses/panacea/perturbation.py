@@ -251,18 +251,17 @@ def apply_perturbation(
 
     Subtracting eps instead would leave some elements off by one unit in the last place.
     """
-    saved = {name: tensor.detach().clone() for name, tensor in parameters.items()}
+    changed = {name: tensor for name, tensor in parameters.items() if scale != 0.0 and name in eps}
+    saved = {name: tensor.detach().clone() for name, tensor in changed.items()}
     try:
-        _write(parameters, perturbed_parameters(parameters, eps, scale))
+        with torch.no_grad():
+            for name, tensor in changed.items():
+                tensor.add_(eps[name].to(tensor), alpha=scale)
         yield
     finally:
-        _write(parameters, saved)
-
-
-def _write(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in parameters.items():
-            tensor.copy_(values[name])
+        with torch.no_grad():
+            for name, tensor in changed.items():
+                tensor.copy_(saved[name])
 
 
 class _Sums(NamedTuple):
