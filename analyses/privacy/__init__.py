@@ -1,0 +1,1 @@
+"""What an attacker can learn from a model that was tuned with differential privacy."""
