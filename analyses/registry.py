@@ -13,8 +13,6 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "privacy.risk": "analyses.privacy.spec:RISK",
         "privacy.calibrate": "analyses.privacy.spec:CALIBRATE",
-        "attribution.final_model": "analyses.attribution.spec:FINAL_MODEL",
-        "attribution.online_rl": "analyses.online_rl.spec:ONLINE_RL",
     }
 )
 

@@ -1,6 +1,5 @@
 """From mechanisms to their certified success curve, on dp-accounting's loss distributions."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +18,8 @@ _RELATIONS = {
 }
 
 
-def dp_sgd_losses(phases: Sequence[Phase], adjacency: Adjacency, grid: float = FINE_GRID) -> Any:
+@lru_cache(maxsize=8)
+def dp_sgd_losses(phases: tuple[Phase, ...], adjacency: Adjacency, grid: float = FINE_GRID) -> Any:
     """The privacy loss distribution of DP-SGD: each phase is T steps of the Gaussian mechanism with
     noise multiplier sigma on a Poisson sample of rate q, and phases compose.
 
@@ -37,7 +37,7 @@ def dp_sgd_losses(phases: Sequence[Phase], adjacency: Adjacency, grid: float = F
 
 
 def dp_sgd_curve(
-    phases: Sequence[Phase], adjacency: Adjacency, grid: float = FINE_GRID
+    phases: tuple[Phase, ...], adjacency: Adjacency, grid: float = FINE_GRID
 ) -> CertifiedCurve:
     """The certified success curve of DP-SGD; see CertifiedCurve and dp_sgd_losses."""
     return certified_curve(dp_sgd_losses(phases, adjacency, grid))
