@@ -3,7 +3,16 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("bds_step", "panacea_step", "trainers", "job_creation")
+BENCHMARKS = (
+    "bds_step",
+    "panacea_step",
+    "trainers",
+    "generation",
+    "embedded_scorer",
+    "diversity",
+    "privacy",
+    "job_creation",
+)
 
 if __name__ == "__main__":
     codes = [
