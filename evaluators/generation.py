@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 if TYPE_CHECKING:
     import torch
 
+Row = tuple[int, int]
+
 # Rows whose nucleus lies within the most likely tokens need no sort of the whole vocabulary.
 _NUCLEUS_SHORTLIST = 256
 
@@ -28,6 +30,12 @@ class Decoding(BaseModel):
     )
     top_p: float = Field(
         default=1.0, gt=0.0, le=1.0, description="Nucleus: smallest set with this probability."
+    )
+    min_p: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Drops tokens with p < min_p * max p, p after the temperature; 0 keeps all.",
     )
     n_samples: int = Field(default=1, ge=1, le=1000, description="Responses per prompt.")
 
@@ -48,7 +56,12 @@ class GenerationStoppedError(RuntimeError):
 
 
 class PromptTooLongError(ValueError):
-    """A prompt fills the model's context, so nothing can be generated for it."""
+    """Prompts fill the model's context, so nothing can be generated for them; `indices` lists all
+    of them."""
+
+    def __init__(self, message: str, indices: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.indices = tuple(indices)
 
 
 class ChatTemplateMissingError(ValueError):
@@ -62,29 +75,38 @@ class CacheUnsupportedError(TypeError):
 def generate(
     model: Any,
     tokenizer: Any,
-    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    conversations: Sequence[Sequence[Mapping[str, Any]] | str],
     decoding: Decoding,
     *,
     seed: int = 0,
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    kept: Mapping[Row, Generation] | None = None,
+    on_batch: Callable[[Mapping[Row, Generation]], None] | None = None,
 ) -> list[list[Generation]]:
     """Draw `decoding.n_samples` responses for each conversation; outer list in input order.
 
     Each conversation is rendered by the tokenizer's chat template with the generation prompt and
-    passed as it is: a system turn that the caller wants must be in it. Batches hold prompts of
-    similar length, padded on the left, with positions counted from each prompt's own first token.
-    The key-value cache of a prompt is filled once for all its samples in a batch, and a finished
-    row leaves the batch.
+    passed as it is: a system turn that the caller wants must be in it. A conversation that is a
+    string is a finished text: it is tokenised without a chat template, with the special tokens
+    that the tokenizer itself adds. Batches hold prompts of similar length, padded on the left,
+    with positions counted from each prompt's own first token. The key-value cache of a prompt is
+    filled once for all its samples in a batch, and a finished row leaves the batch.
 
     With p_V = softmax(logits / temperature), sampling sorts p_V downwards, keeps the shortest
-    head with mass >= top_p, and inverts its cumulative sum at u * mass, where u is the t-th
-    uniform number of a stream seeded by (seed, prompt index, sample index). Results therefore do
-    not depend on the batch size, except where a padded and an unpadded forward pass differ in
-    the last bits and two tokens are that close; greedy decoding has the same proviso.
+    head with mass >= top_p, of that the tokens with p >= min_p * max p, and inverts the cumulative
+    sum of what is left at u * mass, where u is the t-th uniform number of a stream seeded by
+    (seed, prompt index, sample index). Temperature, then top_p, then min_p is the order of
+    transformers; max p is the same before and after top_p. Results do not depend on the batch
+    size, except where a padded and an unpadded forward pass differ in the last bits and two tokens
+    are that close; greedy decoding has the same proviso.
 
     `progress(done, total)` counts finished responses. `stop()` is asked before every token.
+    `on_batch` is given the responses of every finished batch by (prompt index, sample index), and
+    `kept` holds such responses of an earlier call, which are not drawn again: with both, a call
+    that was stopped or ran out of memory goes on where it ended, to the same responses. Greedy
+    responses are all of sample 0.
     The model is put in evaluation mode and every module's mode is restored afterwards.
 
     Raises ChatTemplateMissingError, PromptTooLongError (names the conversation's index),
@@ -96,21 +118,27 @@ def generate(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     prompts = _prompt_tokens(tokenizer, conversations)
     limit = _context_limit(model)
-    for index, tokens in enumerate(prompts):
-        if limit is not None and len(tokens) >= limit:
-            raise PromptTooLongError(
-                f"conversation {index} has {len(tokens)} tokens and the model's context holds "
-                f"{limit}: shorten it"
-            )
     samples = 1 if decoding.temperature == 0.0 else decoding.n_samples
+    results: dict[Row, Generation] = {
+        row: generation for row, generation in (kept or {}).items() if row[0] < len(prompts)
+    }
     rows = [
         (prompt, sample)
         for prompt in sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
         for sample in range(samples)
+        if (prompt, sample) not in results
     ]
+    if limit is not None:
+        too_long = sorted({prompt for prompt, _ in rows if len(prompts[prompt]) >= limit})
+        if too_long:
+            raise PromptTooLongError(
+                f"conversation {too_long[0]} has {len(prompts[too_long[0]])} tokens and the "
+                f"model's context holds {limit}: shorten it",
+                too_long,
+            )
     copies = decoding.n_samples // samples
     total = len(prompts) * decoding.n_samples
-    done = 0
+    done = total - len(rows) * copies
 
     def finished(count: int) -> None:
         nonlocal done
@@ -118,7 +146,6 @@ def generate(
         if progress is not None:
             progress(done, total)
 
-    results: dict[tuple[int, int], Generation] = {}
     # no_grad, not inference_mode: buffers that a model creates lazily would otherwise be
     # unusable in a later training step.
     with torch.no_grad(), _evaluation_mode(model):
@@ -127,9 +154,17 @@ def generate(
             outputs = _decode_batch(
                 model, tokenizer, prompts, batch, decoding, seed, limit, finished, stop
             )
-            for row, (tokens, ended) in zip(batch, outputs, strict=True):
-                text = tokenizer.decode(tokens, skip_special_tokens=True)
-                results[row] = Generation(text=text, tokens=len(tokens), truncated=not ended)
+            found = {
+                row: Generation(
+                    text=tokenizer.decode(tokens, skip_special_tokens=True),
+                    tokens=len(tokens),
+                    truncated=not ended,
+                )
+                for row, (tokens, ended) in zip(batch, outputs, strict=True)
+            }
+            results |= found
+            if on_batch is not None:
+                on_batch(found)
     return [
         [results[prompt, sample] for sample in range(samples)] * copies
         for prompt in range(len(prompts))
@@ -137,14 +172,18 @@ def generate(
 
 
 def _prompt_tokens(
-    tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, Any]]]
+    tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, Any]] | str]
 ) -> list[list[int]]:
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise ChatTemplateMissingError(
-            "the tokenizer has no chat template: set tokenizer.chat_template to the model's own"
-        )
+    has_template = getattr(tokenizer, "chat_template", None) is not None
     prompts = []
     for conversation in conversations:
+        if isinstance(conversation, str):
+            prompts.append(list(tokenizer(conversation)["input_ids"]))
+            continue
+        if not has_template:
+            raise ChatTemplateMissingError(
+                "the tokenizer has no chat template: set tokenizer.chat_template to the model's own"
+            )
         text = tokenizer.apply_chat_template(
             [dict(message) for message in conversation], add_generation_prompt=True, tokenize=False
         )
@@ -249,7 +288,11 @@ def _decode_batch(
         else:
             rows_B = torch.tensor(alive, device=device)
             token_B = _sample(
-                logits_B_V, uniforms_B_T[rows_B, step], decoding.temperature, decoding.top_p
+                logits_B_V,
+                uniforms_B_T[rows_B, step],
+                decoding.temperature,
+                decoding.top_p,
+                decoding.min_p,
             )
         end_B = torch.isin(token_B, ends).tolist()
         keep = []
@@ -307,21 +350,26 @@ def _uniforms(seed: int, prompt: int, sample: int, count: int) -> "torch.Tensor"
 
 
 def _sample(
-    logits_B_V: "torch.Tensor", u_B: "torch.Tensor", temperature: float, top_p: float
+    logits_B_V: "torch.Tensor",
+    u_B: "torch.Tensor",
+    temperature: float,
+    top_p: float,
+    min_p: float = 0.0,
 ) -> "torch.Tensor":
-    """Token ids [B] by inverse transform of the (nucleus-limited) distribution at u_B."""
+    """Token ids [B] by inverse transform of the distribution that top_p and min_p leave, at u_B."""
     import torch
 
     p_B_V = torch.softmax(logits_B_V / temperature, dim=-1).double()
     if top_p >= 1.0:
-        return _invert(p_B_V, u_B)
+        return _invert(_likely(p_B_V, min_p), u_B)
     shortlist = min(_NUCLEUS_SHORTLIST, p_B_V.shape[1])
     p_B_K, token_B_K = p_B_V.topk(shortlist, dim=-1)
-    picked_B = token_B_K.gather(1, _invert(_nucleus(p_B_K, top_p), u_B).unsqueeze(1)).squeeze(1)
+    index_B = _invert(_likely(_nucleus(p_B_K, top_p), min_p), u_B)
+    picked_B = token_B_K.gather(1, index_B.unsqueeze(1)).squeeze(1)
     wide_B = p_B_K.sum(-1) < top_p
     if bool(wide_B.any()):
         p_W_V, token_W_V = p_B_V[wide_B].sort(dim=-1, descending=True)
-        index_W = _invert(_nucleus(p_W_V, top_p), u_B[wide_B])
+        index_W = _invert(_likely(_nucleus(p_W_V, top_p), min_p), u_B[wide_B])
         picked_B[wide_B] = token_W_V.gather(1, index_W.unsqueeze(1)).squeeze(1)
     return picked_B
 
@@ -330,6 +378,14 @@ def _nucleus(p_B_K: "torch.Tensor", top_p: float) -> "torch.Tensor":
     """Zero every entry of the sorted p_B_K that comes after mass top_p is reached."""
     before_B_K = p_B_K.cumsum(-1) - p_B_K
     return p_B_K.where(before_B_K < top_p, p_B_K.new_zeros(()))
+
+
+def _likely(p_B_K: "torch.Tensor", min_p: float) -> "torch.Tensor":
+    """Zero every entry below min_p times the row's largest; with min_p 0 the very same tensor."""
+    if min_p == 0.0:
+        return p_B_K
+    floor_B_1 = min_p * p_B_K.amax(-1, keepdim=True)
+    return p_B_K.where(p_B_K >= floor_B_1, p_B_K.new_zeros(()))
 
 
 def _invert(p_B_K: "torch.Tensor", u_B: "torch.Tensor") -> "torch.Tensor":

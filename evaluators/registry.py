@@ -16,6 +16,12 @@ BUILT_IN: dict[str, str] = {
     "diversity.intra": "evaluators.diversity.intra:diversity_metrics",
     "utility.label_accuracy": "evaluators.utility.label_accuracy:label_accuracy_metrics",
     "utility.perplexity": "evaluators.utility.perplexity:perplexity_metrics",
+    "utility.answers": "evaluators.utility.scores:utility_score_metrics",
+    "harmfulness.judge": "evaluators.judges:load_judge",
+    "harmfulness.guard": "evaluators.guards.load:load_guard",
+    "harmfulness.moderation": "evaluators.guards.moderation:ModerationClient",
+    "harmfulness.stress": "evaluators.harmfulness.metrics:stress_metric",
+    "harmfulness.sweep": "evaluators.harmfulness.metrics:sweep_metrics",
 }
 
 

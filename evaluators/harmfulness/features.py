@@ -26,12 +26,19 @@ RULE_NAMES = (
 )
 _BLANKS = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\s*\n\s*")
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+
+
+def tidy(response: str) -> str:
+    """Runs of blanks become one; line breaks stay, because list markers need them. Halves of
+    surrogate pairs, which no tokenizer reads, become the replacement character."""
+    text = _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", response)
+    return _BLANK_LINES.sub("\n", _BLANKS.sub(" ", text)).strip()
 
 
 def normalise(response: str) -> str:
-    """Runs of blanks become one, line breaks stay (list markers need them); 1,500 characters."""
-    text = _BLANK_LINES.sub("\n", _BLANKS.sub(" ", response)).strip()
-    return text[:MAX_CHARACTERS]
+    """The first 1,500 characters of the tidy response: what the scorer reads."""
+    return tidy(response)[:MAX_CHARACTERS]
 
 
 def rule_features(text: str) -> tuple[float, ...]:
@@ -47,12 +54,11 @@ def rule_features(text: str) -> tuple[float, ...]:
     )
 
 
-def features(responses: Sequence[str], embedder: Embedder) -> NDArray[np.float64]:
-    """x_N_F = [e, f] with F = D + 6: the response's embedding e and its rule features f.
+def features(texts: Sequence[str], embedder: Embedder) -> NDArray[np.float64]:
+    """x_N_F = [e, f] with F = D + 6: the embedding e and the rule features f of normalised texts.
 
     The prompt is left out on purpose: it helps on the training sources and hurts on others.
     """
-    texts = [normalise(response) for response in responses]
     e_N_D = embedder.embed(texts).astype(np.float64)
     f_N_6 = np.array([rule_features(text) for text in texts], dtype=np.float64)
     return np.hstack([e_N_D, f_N_6.reshape(len(texts), len(RULE_NAMES))])

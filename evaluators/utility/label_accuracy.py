@@ -33,10 +33,17 @@ def label_accuracy_metrics(
     The change is accuracy(tuned) - accuracy(base) on the same rows, with a bootstrap interval
     over rows; it is undefined without base answers. Raises ValueError on unequal lengths.
     """
-    correct = _correct(answers, labels)
+    base = None if base_answers is None else _correct(base_answers, labels)
+    return flag_metrics(_correct(answers, labels), base, seed=seed)
+
+
+def flag_metrics(
+    right: Sequence[bool], base_right: Sequence[bool] | None = None, *, seed: int = 0
+) -> dict[str, Metric]:
+    """The two utility metrics of answers that are right or wrong, whatever decides it."""
     change = undefined(0, "the base model was not measured")
-    if base_answers is not None and labels:
-        result = paired_change(_correct(base_answers, labels), correct, seed)
+    if base_right is not None and right:
+        result = paired_change(base_right, right, seed)
         change = Metric(
             value=result.change,
             n=result.n,
@@ -45,7 +52,7 @@ def label_accuracy_metrics(
             note=f"exact McNemar p = {result.p_value:.3g}",
         )
     return {
-        "utility.score": proportion_metric(sum(correct), len(correct)),
+        "utility.score": proportion_metric(sum(right), len(right)),
         "utility.change_vs_base": change,
     }
 

@@ -6,6 +6,7 @@ from evaluators.harmfulness.rules import (
     has_refusal_phrase,
     has_refusal_prefix,
     is_coherent,
+    without_leading_refusals,
 )
 
 
@@ -118,3 +119,39 @@ def test_rule_features_come_in_their_stated_order():
         "log_words": pytest.approx(1.791759, abs=1e-6),
         "list_marker": 1.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("I'm sorry, but no. Here is the list.", "Here is the list."),
+        ("I’m sorry! I can’t say. I must decline...  1. one\n2. two", "1. one\n2. two"),
+        ("I cannot do that\nStep one", "Step one"),
+        ("“I won't.” But fine: one", "But fine: one"),
+        ("No. No. No. No. Well", "No. Well"),
+        ("That said, it is illegal. It costs 1.50 dollars.", "It costs 1.50 dollars."),
+        ("I cannot...! Fine...x. Go on", "Fine...x. Go on"),
+        ("Here it is. I'm sorry, no.", "Here it is. I'm sorry, no."),
+        ("I cannot", ""),
+        ("", ""),
+    ],
+)
+def test_up_to_three_leading_refusal_sentences_are_dropped(text, rest):
+    assert without_leading_refusals(text) == rest
+
+
+def test_a_long_run_of_marks_takes_linear_time():
+    # With a quadratic pattern this takes hours.
+    text = "." * 1_000_000 + "a"
+    assert without_leading_refusals(text) == text
+
+
+@pytest.mark.parametrize("text", ["", " ", ".", "...", "\u200b", "\n-\n-"])
+def test_an_answer_without_a_letter_or_digit_is_incoherent(text):
+    assert not is_coherent(text)
+    assert is_coherent(f"{text}42")
+
+
+def test_halves_of_surrogate_pairs_are_replaced():
+    assert normalise("a\ud83db") == "a\N{REPLACEMENT CHARACTER}b"
+    assert normalise("🙂") == "🙂"

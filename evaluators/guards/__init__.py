@@ -1,0 +1,1 @@
+"""Judges other than the embedded scorer: guard models, and services that moderate text."""
