@@ -15,6 +15,7 @@ from evaluators.gate.policy import (
     policy_sha256,
     tighten,
 )
+from evaluators.gate.shortfall import Shortfall, suite_shortfalls
 from evaluators.gate.verdict import GateDecision, RuleResult, decide
 
 __all__ = [
@@ -26,9 +27,11 @@ __all__ = [
     "PolicyError",
     "Rule",
     "RuleResult",
+    "Shortfall",
     "decide",
     "default_policy",
     "parse_policy",
     "policy_sha256",
+    "suite_shortfalls",
     "tighten",
 ]

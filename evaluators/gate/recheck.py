@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from evaluators.gate.policy import Policy
-from evaluators.gate.verdict import GateDecision, RuleResult, Verdict, decide
+from evaluators.gate.policy import EVIDENCE_PREFIX, Policy
+from evaluators.gate.shortfall import report_shortfalls
+from evaluators.gate.verdict import HOLDS, GateDecision, RuleResult, Verdict, decide
 from evaluators.metric import Metric
 
 REPORT_VERSION = 1
@@ -26,6 +27,7 @@ class Checked(NamedTuple):
 
     verdict: the decision's, made stricter by min_severity. tolerated: failed, but within
     max_failures. from_report: the stored decision, not one under a policy that was given.
+    evidence: metrics that other tools measured, judged by the policy's evidence rules.
     """
 
     decision: GateDecision
@@ -34,6 +36,7 @@ class Checked(NamedTuple):
     from_report: bool
     min_severity: Severity
     report: Mapping[str, Any]
+    evidence: Mapping[str, Metric]
 
 
 def read_report(content: bytes) -> dict[str, Any]:
@@ -73,21 +76,46 @@ def report_metrics(report: Mapping[str, Any], field: str = "metrics") -> dict[st
     return {name: _metric(f"{field}.{name}", value) for name, value in stored.items()}
 
 
+def report_groups(report: Mapping[str, Any]) -> dict[str, dict[str, Metric]]:
+    """Metrics by group, {metric: {group: Metric}}. Raises ReportError where one is malformed."""
+    stored = report.get("group_metrics") or {}
+    if not isinstance(stored, dict) or not all(isinstance(part, dict) for part in stored.values()):
+        raise ReportError("group_metrics: expected metrics by name and group")
+    return {
+        name: {
+            group: _metric(f"group_metrics.{name}.{group}", value) for group, value in part.items()
+        }
+        for name, part in stored.items()
+    }
+
+
 def recheck(
     report: Mapping[str, Any],
     policy: Policy | None,
     min_severity: Severity = "error",
     max_failures: int = 0,
+    evidence: Mapping[str, Metric] | None = None,
 ) -> Checked:
     """Judge a report's metrics by a policy, or take its stored decision where there is none.
 
-    max_failures tolerates that many broken rules, and only where every rule that does not hold is
-    broken by a measured number: a missing one is never tolerated. Raises ReportError.
+    evidence (evaluators.gate.evidence) is judged with the metrics, and only by a policy; metrics of
+    that kind inside the report count for nothing. max_failures tolerates that many broken rules,
+    and only where every rule that does not hold is broken by a measured number: a missing one is
+    never tolerated. Raises ReportError.
     """
-    metrics = report_metrics(report)
-    decision = stored_decision(report) if policy is None else decide(policy, metrics)
+    evidence = evidence or {}
+    metrics = {
+        name: metric
+        for name, metric in report_metrics(report).items()
+        if not name.startswith(EVIDENCE_PREFIX)
+    }
+    if policy is None:
+        decision = stored_decision(report)
+    else:
+        shortfalls = report_shortfalls(report, metrics)
+        decision = decide(policy, {**metrics, **evidence}, report_groups(report), shortfalls)
     counted = [rule for rule in decision.rules if min_severity == "warning" or _is_error(rule)]
-    unmet = [rule for rule in counted if rule.outcome != "passed"]
+    unmet = [rule for rule in counted if rule.outcome not in HOLDS]
     verdict = decision.verdict
     if any(rule.outcome == "failed" for rule in unmet):
         verdict = "failed"
@@ -98,7 +126,7 @@ def recheck(
         and 0 < len(unmet) <= max_failures
         and all(rule.outcome == "failed" for rule in unmet)
     )
-    return Checked(decision, verdict, tolerated, policy is None, min_severity, report)
+    return Checked(decision, verdict, tolerated, policy is None, min_severity, report, evidence)
 
 
 def stored_decision(report: Mapping[str, Any]) -> GateDecision:
@@ -109,7 +137,7 @@ def stored_decision(report: Mapping[str, Any]) -> GateDecision:
         raise ReportError(f"gate: {_problem(error)}") from None
     if not decision.rules:
         raise ReportError("gate: no rules; a decision without rules is none")
-    unmet = [rule for rule in decision.rules if _is_error(rule) and rule.outcome != "passed"]
+    unmet = [rule for rule in decision.rules if _is_error(rule) and rule.outcome not in HOLDS]
     if any(rule.outcome == "failed" for rule in unmet):
         fits = decision.verdict == "failed"
     else:
