@@ -104,7 +104,9 @@ def _cell(value: Any) -> str:
         return '<td class="muted">–</td>'
     if isinstance(value, bool):
         return f"<td>{'yes' if value else 'no'}</td>"
-    if isinstance(value, int | float):
+    if isinstance(value, int):
+        return f'<td class="number">{value}</td>'
+    if isinstance(value, float):
         return f'<td class="number">{value:.6g}</td>'
     if isinstance(value, list | dict):
         value = json.dumps(value, ensure_ascii=False)

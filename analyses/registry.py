@@ -11,6 +11,8 @@ ENTRY_POINT_GROUP = "tunegate.analyses"
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
+        "attribution.final_model": "analyses.attribution.spec:FINAL_MODEL",
+        "attribution.online_rl": "analyses.online_rl.spec:ONLINE_RL",
         "privacy.risk": "analyses.privacy.spec:RISK",
         "privacy.calibrate": "analyses.privacy.spec:CALIBRATE",
     }

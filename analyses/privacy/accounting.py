@@ -1,12 +1,15 @@
 """From mechanisms to their certified success curve, on dp-accounting's loss distributions."""
 
+import math
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as loss_distribution
+from scipy.signal import lfilter
 
+from analyses.context import AnalysisError
 from analyses.privacy.spec import Adjacency, Phase
 from analyses.privacy.tradeoff import Array, CertifiedCurve
 
@@ -24,8 +27,20 @@ def dp_sgd_losses(phases: tuple[Phase, ...], adjacency: Adjacency, grid: float =
     noise multiplier sigma on a Poisson sample of rate q, and phases compose.
 
     grid: h, spacing of the losses in nats; connect-the-dots rounding keeps it pessimistic. With
-    replace_one the library doubles the shift itself, so the sensitivity stays 1.
+    replace_one the library doubles the shift itself, so the sensitivity stays 1. Raises
+    AnalysisError for losses that spread too far for the memory of this machine.
     """
+    try:
+        return _composed(phases, adjacency, grid)
+    except MemoryError as error:
+        raise AnalysisError(
+            "steps: the privacy losses of so many steps with so little noise do not fit in memory; "
+            "take fewer steps or more noise",
+            "steps",
+        ) from error
+
+
+def _composed(phases: tuple[Phase, ...], adjacency: Adjacency, grid: float) -> Any:
     total = None
     for phase in phases:
         one = _one_step(phase.noise_multiplier, phase.sampling_rate, adjacency, grid)
@@ -64,17 +79,18 @@ def certified_curve(losses: Any) -> CertifiedCurve:
 def _deltas(pmf: Any) -> Array:
     """delta at the losses 0, h, 2h, ... up to the end of the support."""
     dense = pmf.to_dense_pmf()
-    h, lowest = dense._discretization, dense._lower_loss
+    lowest = dense._lower_loss
     p_K = np.asarray(dense._probs, dtype=np.float64)
-    if lowest > 0:
-        p_K, lowest = np.concatenate([np.zeros(lowest), p_K]), 0
-    if lowest + len(p_K) <= 0:
+    p_K = np.concatenate([np.zeros(lowest), p_K]) if lowest > 0 else p_K[-lowest:]
+    if len(p_K) == 0:
         return np.array([dense._infinity_mass])
-    y_K = (lowest + np.arange(len(p_K))) * h
-    above_S = np.append(np.cumsum(p_K[::-1])[::-1][1:], 0.0)
-    above_R = np.append(np.cumsum((p_K * np.exp(-y_K))[::-1])[::-1][1:], 0.0)
-    delta_K = dense._infinity_mass + np.maximum(above_S - np.exp(y_K) * above_R, 0.0)
-    return np.asarray(delta_K[-lowest:] if lowest < 0 else delta_K)
+    falling = p_K[::-1]
+    above_S = np.append(np.cumsum(falling)[::-1][1:], 0.0)
+    # e^y_k R_k = e^-h (e^y_k+1 R_k+1 + p_k+1), at most 1, where e^y_k alone overflows at large y.
+    shrink = math.exp(-dense._discretization)
+    above_R = lfilter([0.0, shrink], [1.0, -shrink], falling)[::-1]
+    # The discretised masses may add up to a little more than 1; no delta does.
+    return np.asarray(np.clip(dense._infinity_mass + np.maximum(above_S - above_R, 0.0), None, 1.0))
 
 
 def _padded(delta_K: Array, length: int) -> Array:

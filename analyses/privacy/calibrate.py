@@ -100,24 +100,24 @@ def _bracket(excess: Callable[[float], float], request: CalibrateRequest) -> tup
     low, high = FIRST_BRACKET
     where = "advantage" if request.baseline is None else "max_success"
     while excess(high) > 0:
-        low, high = high, high * 2
-        if high > MOST_SIGMA:
+        if high == MOST_SIGMA:
             raise AnalysisError(
                 f"{where}: out of reach with sampling_rate {request.sampling_rate:g} and "
                 f"{request.steps} steps, even with a noise multiplier of {MOST_SIGMA:g}; take "
                 "fewer steps, a smaller rate, or a higher target",
                 where,
             )
+        low, high = high, min(high * 2, MOST_SIGMA)
     if low != FIRST_BRACKET[0]:
         return low, high
     while excess(low) <= 0:
-        low, high = low / 2, low
-        if low < LEAST_SIGMA:
+        if low == LEAST_SIGMA:
             raise AnalysisError(
                 f"{where}: met already with a noise multiplier of {LEAST_SIGMA:g}: this target "
                 "asks for no noise, so it guarantees nothing worth having; lower it",
                 where,
             )
+        low, high = max(low / 2, LEAST_SIGMA), low
     return low, high
 
 
@@ -126,6 +126,7 @@ def _on_fine_grid(excess: Callable[[float, float], float], sigma: float) -> floa
     ahead = excess(sigma * math.exp(SLOPE_STEP), COARSE_GRID) - excess(sigma, COARSE_GRID)
     for _ in range(2):
         sigma *= math.exp(-excess(sigma, FINE_GRID) * SLOPE_STEP / ahead)
+        sigma = min(max(sigma, LEAST_SIGMA), MOST_SIGMA)
     return sigma
 
 

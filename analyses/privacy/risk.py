@@ -1,5 +1,7 @@
 """privacy.risk: bounds on an attack's success against a model that is already there."""
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -7,10 +9,10 @@ from analyses.context import AnalysisContext, Chart, Outcome, Table
 from analyses.privacy.accounting import certified_curve, dp_sgd_losses
 from analyses.privacy.curve_chart import curve_chart
 from analyses.privacy.older_bounds import (
+    BISECTIONS,
     ORDERS,
     dp_sgd_rdp,
     two_sided_renyi_success,
-    zcdp_advantage,
     zcdp_success,
 )
 from analyses.privacy.spec import Risk, RiskRequest, RiskResult, Tightness, WorstCase
@@ -28,6 +30,12 @@ LOOSE_PAIR = (
     "One (epsilon, delta) pair says little: the worst mechanism with it leaks far more than "
     "DP-SGD with it would. Give noise_multiplier, sampling_rate and steps if they are known."
 )
+OF_REPLACEMENT = (
+    "The privacy given is taken to hold for replacing a row. If it holds for adding or removing "
+    "one, these bounds are too low: replacing is two such changes."
+)
+# Below it 1 - x is 1 in float64.
+LEAST_FIXED_POINT = 1e-17
 
 
 class _ConcentratedCurve:
@@ -48,9 +56,15 @@ class _ConcentratedCurve:
 
     @property
     def advantage(self) -> float:
-        grid = np.linspace(0.005, 0.995, 199)
-        best = max(self._one(float(x)) - float(x) for x in grid)
-        return min(best, zcdp_advantage(self._rho))
+        """1 - 2 x* at the fixed point f(x*) = x* of the two-sided bound, which is symmetric; x* by
+        bisection in its logarithm, rounded down, so that the advantage is on the safe side."""
+        low, high = math.log(LEAST_FIXED_POINT), math.log(0.5)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            x = math.exp(middle)
+            below = two_sided_renyi_success(x, ORDERS, self._rdp_O) < 1 - x
+            low, high = (middle, high) if below else (low, middle)
+        return 1 - 2 * math.exp(low)
 
 
 def run(request: RiskRequest, context: AnalysisContext) -> Outcome:
@@ -104,8 +118,15 @@ def run(request: RiskRequest, context: AnalysisContext) -> Outcome:
                 curve_chart(x, y, baselines, (where, (1 + advantage) / 2), pair),
             ),
         ),
-        warnings=(LOOSE_PAIR,) if tightness == "very_loose" else (),
+        warnings=_warnings(request, tightness),
     )
+
+
+def _warnings(request: RiskRequest, tightness: Tightness) -> tuple[str, ...]:
+    found: tuple[str, ...] = (LOOSE_PAIR,) if tightness == "very_loose" else ()
+    if request.neighbours == "replace_one" and not request.sgd_phases:
+        found += (OF_REPLACEMENT,)
+    return found
 
 
 def _curve(request: RiskRequest) -> tuple[SuccessCurve, Tightness, float | None]:

@@ -95,6 +95,11 @@ class RiskRequest(Frozen):
         for baseline in self.baselines:
             if not 0 < baseline < 1:
                 raise ValueError(f"a baseline lies within (0, 1), got {baseline}")
+        if self.attribute_prior is not None and self.attack != "attribute_inference":
+            raise ValueError(
+                "attribute_prior is of a secret bit, which only the attack attribute_inference "
+                f"guesses; the attack is {self.attack}"
+            )
         return self
 
     @property

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
 Array = NDArray[np.float64]
+# e^eps overflows a little later; beyond, lines matter only below baselines of 1e-300.
+LARGEST_EPSILON = 700.0
 
 
 class SuccessCurve(Protocol):
@@ -42,6 +44,8 @@ class CertifiedCurve:
         if epsilon_K[0] < 0 or (np.diff(epsilon_K) <= 0).any():
             raise ValueError("epsilon_K must be ascending and start at 0 or above")
         self._delta_0 = float(delta_K[0]) if epsilon_K[0] == 0 else math.nan
+        kept = max(int(np.searchsorted(epsilon_K, LARGEST_EPSILON)), 1)
+        epsilon_K, delta_K = epsilon_K[:kept], delta_K[:kept]
         # 1 - delta_k - e^eps_k x; steeper lines win at small x.
         self._steep = _Lines(1.0 - delta_K, -np.exp(epsilon_K))
         # e^-eps_k (1 - delta_k - x); flatter lines win at large x.

@@ -143,3 +143,8 @@ def test_another_package_adds_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find("test.double") is KIND
     with pytest.raises(InvalidKindError, match=r"test\.bad"):
         find("test.bad")
+
+
+def test_a_page_shows_every_digit_of_a_whole_number(run_here: Any) -> None:
+    _, out = run_here(KIND, {"number": 1_234_567})
+    assert ">2469134</td>" in (out / "index.html").read_text()

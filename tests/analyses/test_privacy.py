@@ -237,3 +237,14 @@ def test_a_kind_says_all_about_itself_without_its_method() -> None:
         assert described["cost_of_example"]["seconds"] > 0
         assert "properties" in described["request_schema"]
         assert dataclasses.is_dataclass(find(name))
+
+
+@pytest.mark.filterwarnings("error")
+def test_losses_that_overflow_an_exponential_still_have_a_curve() -> None:
+    """Ten releases with sigma 0.05 are one with mu = 20 sqrt(10), losses about 2000 nats."""
+    curve = dp_sgd_curve(sgd(0.05, 1.0, 10), "add_or_remove_one", grid=0.1)
+    assert curve.success([1e-9, 0.01]).tolist() == [1.0, 1.0]
+    where, advantage = worst_case(curve)
+    assert where >= 0
+    assert advantage == pytest.approx(1.0, abs=1e-9)
+    assert advantage <= 1

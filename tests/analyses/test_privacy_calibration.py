@@ -9,8 +9,17 @@ import pytest
 
 from analyses.context import AnalysisContext, AnalysisError, Stopped
 from analyses.privacy.accounting import dp_sgd_curve
+from analyses.privacy.calibrate import _bracket
 from analyses.privacy.calibrate import run as calibrate
-from analyses.privacy.spec import CalibrateRequest, CalibrateResult, Phase
+from analyses.privacy.risk import run as risk
+from analyses.privacy.spec import (
+    CalibrateRequest,
+    CalibrateResult,
+    Phase,
+    RiskRequest,
+    RiskResult,
+)
+from analyses.privacy.tradeoff import GaussianCurve
 from analyses.registry import find
 from analyses.run import read_request, run_analysis
 
@@ -150,6 +159,7 @@ def test_every_description_of_privacy_gets_an_answer(
         ({"epsilon": 1.0}, "belong together"),
         ({"mu": 1.0, "baselines": [0.0]}, "within"),
         ({"mu": 1.0, "baselines": []}, "at least 1"),
+        ({"mu": 1.0, "attribute_prior": 0.5}, "only the attack attribute_inference"),
         ({"noise_multiplier": 1.0, "sampling_rate": 2.0, "steps": 5}, "less than or equal to 1"),
         ({"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 0}, "greater than or equal to 1"),
     ],
@@ -157,3 +167,32 @@ def test_every_description_of_privacy_gets_an_answer(
 def test_an_unclear_description_is_refused(raw: dict[str, Any], words: str) -> None:
     with pytest.raises(AnalysisError, match=words):
         read_request(find("privacy.risk"), raw)
+
+
+@pytest.mark.parametrize("rho", [0.01, 1.0, 20.0, 1000.0])
+def test_the_worst_case_of_rho_is_above_that_of_its_gaussian_and_every_baseline(
+    rho: float, context: AnalysisContext
+) -> None:
+    """mu-GDP with mu = sqrt(2 rho) is rho-zCDP, so no bound for rho may be below its curve."""
+    baselines = (1e-6, 1e-3, 0.3, 0.46474, 0.5)
+    found = risk(RiskRequest(rho=rho, baselines=baselines), context).result
+    assert isinstance(found, RiskResult)
+    assert found.worst_case.advantage >= GaussianCurve((2 * rho) ** 0.5).advantage
+    assert found.worst_case.advantage >= max(row.advantage for row in found.risks)
+    assert 0 <= found.worst_case.baseline < 0.5
+
+
+def test_privacy_of_unknown_neighbours_is_not_taken_for_that_of_a_replaced_row_in_silence(
+    context: AnalysisContext,
+) -> None:
+    replaced = risk(RiskRequest(mu=1.0, attack="reidentification"), context)
+    assert any("replacing a row" in text for text in replaced.warnings)
+    assert risk(RiskRequest(mu=1.0), context).warnings == ()
+
+
+@pytest.mark.parametrize(("needed", "bracket"), [(800.0, (640.0, 1000.0)), (0.06, (0.05, 0.075))])
+def test_the_search_goes_to_the_ends_of_its_range(
+    needed: float, bracket: tuple[float, float]
+) -> None:
+    request = CalibrateRequest(sampling_rate=1.0, steps=1, baseline=0.1, max_success=0.2)
+    assert _bracket(lambda sigma: needed - sigma, request) == pytest.approx(bracket)

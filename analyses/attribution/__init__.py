@@ -1,0 +1,1 @@
+"""Which training rows pushed a model toward a behaviour."""

@@ -1,0 +1,1 @@
+"""Local data attribution for PPO, and influence-based filtering of rollouts."""
