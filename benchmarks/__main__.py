@@ -11,6 +11,8 @@ BENCHMARKS = (
     "embedded_scorer",
     "diversity",
     "privacy",
+    "attribution",
+    "dp_step",
     "job_creation",
 )
 

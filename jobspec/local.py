@@ -11,6 +11,7 @@ from jobspec.cache import default_cache_dir
 from jobspec.catalogue import CatalogueError, load_catalogue
 from jobspec.defense import DefenseRequest
 from jobspec.hyperparameters import TrainingMethod
+from jobspec.privacy import PrivacyOptions, unsuited
 from jobspec.spec import CheckpointOptions, EvaluationOptions, JobSpec, mismatch
 
 
@@ -39,6 +40,9 @@ class LocalSpec(TrainingMethod):
     catalogue: Path | None = None
     cache_dir: Path | None = None
     threads: int | None = Field(None, ge=1, le=1024)
+    privacy: PrivacyOptions | None = Field(
+        None, description="tune with differential privacy; None: without"
+    )
 
 
 def load_local_spec(path: Path) -> JobSpec:
@@ -82,6 +86,8 @@ def load_local_spec(path: Path) -> JobSpec:
     defense = spec.defense.resolve()
     if problem := mismatch(spec.method, defense):
         raise LocalSpecError(f"{path}: defense.scheduler: {problem}")
+    if unfit := unsuited(spec.privacy, spec.method, defense, model):
+        raise LocalSpecError(f"{path}: {unfit.param}: {unfit.message}")
     return JobSpec(
         model=model,
         training_file=folder / spec.training_file,
@@ -101,6 +107,7 @@ def load_local_spec(path: Path) -> JobSpec:
         truncate=spec.truncate,
         cache_dir=default_cache_dir() if spec.cache_dir is None else folder / spec.cache_dir,
         threads=spec.threads,
+        privacy=spec.privacy,
     )
 
 

@@ -10,6 +10,7 @@ from jobspec.defense import DefenseOptions
 from jobspec.frozen import Frozen
 from jobspec.hyperparameters import Method, TrainingMethod
 from jobspec.judging import EmbeddedJudge, JudgeOptions
+from jobspec.privacy import PrivacyOptions, unsuited
 
 # These constrain single tokens of a supervised loss; a comparison of two answers has none.
 SUPERVISED_DEFENSES = ("constrained_sft",)
@@ -132,10 +133,26 @@ class JobSpec(TrainingMethod):
     threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads; None: torch's choice"
     )
+    parent_adapter: Path | None = Field(
+        None, description="adapter folder of the tuned model that the job continues from"
+    )
+    lineage: tuple[str, ...] = Field(
+        (), max_length=1000, description="names of that model and its parents, the oldest first"
+    )
+    privacy: PrivacyOptions | None = Field(
+        None, description="tune with differential privacy; None: without"
+    )
 
     @model_validator(mode="after")
     def _defense_fits(self) -> "JobSpec":
         problem = mismatch(self.method, self.defense)
         if problem is not None:
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_private(self) -> "JobSpec":
+        problem = unsuited(self.privacy, self.method, self.defense, self.model)
+        if problem is not None:
+            raise ValueError(f"{problem.param}: {problem.message}")
         return self

@@ -9,14 +9,27 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
+import service.analyses.endpoints
+import service.audit.endpoints
+import service.evaluations.endpoints
 import service.files.endpoints
 import service.fine_tuning.endpoints
+import service.fine_tuning.report_endpoints
+import service.gates.endpoints
+import service.gates.override_endpoints
+import service.gates.runs_endpoints
 import service.models.endpoints
+import service.moderations.endpoints
+from service.analyses.schemas import AnalysisRequest
 from service.files.service import remove_expired
 from service.fine_tuning.requests import JobRequest
+from service.gates.override_schemas import ApprovalRequest, OverrideRequest
+from service.gates.runs_schemas import RunRequest
+from service.gates.schemas import PolicyRequest
 from service.kit import handlers, health
 from service.kit.gateway import Gateway
 from service.kit.middleware import RequestContext
+from service.moderations.schemas import ModerationRequest
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -24,6 +37,15 @@ logger = logging.getLogger(__name__)
 TIDY_SECONDS = 600.0
 STALE_DRAFT_SECONDS = 86_400.0
 SCHEMAS = "#/components/schemas/"
+OWN_BODIES = (
+    JobRequest,
+    RunRequest,
+    PolicyRequest,
+    OverrideRequest,
+    ApprovalRequest,
+    ModerationRequest,
+    AnalysisRequest,
+)
 
 
 class GatewayApp(FastAPI):
@@ -31,10 +53,11 @@ class GatewayApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
-        schema = JobRequest.model_json_schema(ref_template=SCHEMAS + "{model}")
         schemas = document["components"]["schemas"]
-        schemas.update(schema.pop("$defs", {}))
-        schemas[JobRequest.__name__] = schema
+        for body in OWN_BODIES:
+            schema = body.model_json_schema(ref_template=SCHEMAS + "{model}")
+            schemas.update(schema.pop("$defs", {}))
+            schemas[body.__name__] = schema
         return document
 
 
@@ -57,7 +80,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(health.router)
     app.include_router(service.files.endpoints.router)
     app.include_router(service.fine_tuning.endpoints.router)
+    app.include_router(service.fine_tuning.report_endpoints.router)
+    # Before the models, whose last route takes any name.
+    app.include_router(service.evaluations.endpoints.router)
     app.include_router(service.models.endpoints.router)
+    app.include_router(service.gates.endpoints.router)
+    app.include_router(service.gates.override_endpoints.router)
+    app.include_router(service.gates.runs_endpoints.router)
+    app.include_router(service.analyses.endpoints.router)
+    app.include_router(service.moderations.endpoints.router)
+    app.include_router(service.audit.endpoints.router)
     return app
 
 

@@ -53,6 +53,9 @@ FAILURE_CODES = frozenset(
         "model_unavailable",
         "out_of_memory",
         "storage_full",
+        "invalid_spec",
+        "invalid_analysis",
+        "analysis_unavailable",
         "internal_error",
     }
 )
@@ -65,6 +68,9 @@ OUT_OF_MEMORY = JobError(
 STORAGE_FULL = JobError(
     "storage_full", "The artifact store is full; free space and create the job again."
 )
+_PARAMS = ("training_file", "validation_file")
+# Codes whose field is one of a request, whichever that is.
+_FREE_PARAMS = ("invalid_spec", "invalid_analysis")
 _WHERE = "The operator can read its last lines with `tunegate jobs log`."
 _FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
@@ -102,7 +108,7 @@ def _reported(failure: Message) -> JobError:
     return JobError(
         code if code in FAILURE_CODES else "internal_error",
         str(failure.get("message") or "The training process gave no reason."),
-        param if param in ("training_file", "validation_file") else None,
+        param if param in _PARAMS or code in _FREE_PARAMS else None,
         tuple(_finding(item) for item in details[:100]) if isinstance(details, list) else (),
     )
 

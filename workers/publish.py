@@ -1,18 +1,16 @@
 """From a bundle on disk to a released or quarantined model: check, store, one transaction."""
 
 import csv
-import hashlib
 import io
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from evaluators.gate.verdict import HOLDS
 from service.fine_tuning import attempts
 from service.fine_tuning.attempts import JobError, Lease
 from service.fine_tuning.lifecycle import SUCCEEDED, move
@@ -20,11 +18,12 @@ from service.fine_tuning.repository import JobRepository, append_event
 from service.kit.artifacts import ArtifactStore, Stored
 from service.kit.clock import now
 from service.kit.ids import new_id
+from service.models.release import release
 from service.settings import Settings
 from service.store.database import SessionFactory, transaction
-from service.store.models import Attempt, File, Job, Metric, Organization, ReleasedModel
+from service.store.models import Attempt, File, Job, Metric
+from workers.bundles import Manifest, check_judged, check_stored, read_bundle
 from workers.child import Message
-from workers.naming import model_name
 from workers.outcome import ChildExit
 from workers.pulse import DATABASE_AWAY
 
@@ -49,56 +48,20 @@ MORE_COLUMNS = (
     "seconds",
 )
 _SOURCE = {"train_accuracy": "train_mean_token_accuracy"}
-# Formats that can carry code; a bundle holds weights as safetensors only.
-_REFUSED_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".npy"})
-_REQUIRED = ("adapter_model.safetensors", "adapter_config.json", "report.json")
+_OPEN = ("missing", "too_few", "unresolved")
 
 
-class BundleDamaged(RuntimeError):
-    """The bundle is not what its manifest says; nothing of it may be stored."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Names and hashes of a bundle's files, and the hash of the manifest itself."""
-
-    files: Mapping[str, str]
-    sha256: str
-
-
-def read_bundle(folder: Path) -> Manifest:
-    """Check every file against manifest.json: all there, none besides, hashes and sizes right.
-
-    Raises BundleDamaged naming the file.
-    """
-    try:
-        raw = (folder / "manifest.json").read_bytes()
-        listed = json.loads(raw)["files"]
-        expected = {
-            str(name): (str(item["sha256"]), int(item["bytes"])) for name, item in listed.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleDamaged(f"manifest.json cannot be read ({type(error).__name__})") from error
-    present = {
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
-    } - {"manifest.json"}
-    for name in sorted(present ^ expected.keys()):
-        where = "is not in the manifest" if name in present else "is missing"
-        raise BundleDamaged(f"{name} {where}")
-    for name in _REQUIRED:
-        if name not in expected:
-            raise BundleDamaged(f"{name} is missing")
-    for name, (sha256, size) in expected.items():
-        path = folder / name
-        if path.is_symlink() or PurePosixPath(name).suffix.lower() in _REFUSED_SUFFIXES:
-            raise BundleDamaged(f"{name} is of a kind that is never released")
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if found != sha256 or path.stat().st_size != size:
-            raise BundleDamaged(f"{name} does not match its hash")
-    return Manifest(
-        {name: sha for name, (sha, _) in expected.items()}, hashlib.sha256(raw).hexdigest()
-    )
+def finished_as(factory: SessionFactory, lease: Lease) -> str | None:
+    """How this very attempt has already ended, if it has."""
+    with transaction(factory, read_only=True) as session:
+        return session.scalar(
+            select(Attempt.outcome).where(
+                Attempt.job_id == lease.job_id,
+                Attempt.number == lease.number,
+                Attempt.worker == lease.worker,
+                Attempt.state == "finished",
+            )
+        )
 
 
 def result_csv(metrics: Sequence[Metric]) -> bytes:
@@ -137,12 +100,13 @@ class Publisher:
         """
         assert ended.result is not None
         result = ended.result
-        finished = self._finished()
+        finished = finished_as(self._factory, self._lease)
         if finished is not None:
             return finished
         folder = Path(str(result.get("bundle")))
         manifest = read_bundle(folder)
         verdict = str(result.get("verdict"))
+        check_judged(folder, manifest, verdict)
         room = "released" if verdict == "passed" else "quarantine"
         key = f"{room}/{self._lease.job_id}/{self._lease.number}"
         file_id = self._file_id
@@ -152,7 +116,7 @@ class Publisher:
             ).one()
         csv_key = f"files/{owner}/{file_id}"
         try:
-            self._check_stored(self._artifacts.put_folder(key, folder), manifest)
+            check_stored(self._artifacts.put_folder(key, folder), manifest)
             with transaction(self._factory, read_only=True) as session:
                 curve = result_csv(JobRepository(session, None).metrics(self._lease.job_id))
             stored = self._artifacts.put_stream(csv_key, [curve])
@@ -170,18 +134,6 @@ class Publisher:
         finally:
             self._forget_unless_named(key, file_id, csv_key)
 
-    def _finished(self) -> str | None:
-        """How this very attempt has already ended, if it has."""
-        with transaction(self._factory, read_only=True) as session:
-            return session.scalar(
-                select(Attempt.outcome).where(
-                    Attempt.job_id == self._lease.job_id,
-                    Attempt.number == self._lease.number,
-                    Attempt.worker == self._lease.worker,
-                    Attempt.state == "finished",
-                )
-            )
-
     def _forget_unless_named(self, key: str, file_id: str, csv_key: str) -> None:
         """Remove the bytes that no row names. A commit whose answer was lost may have succeeded,
         so the rows are asked; with the database away nothing is removed."""
@@ -198,11 +150,6 @@ class Publisher:
                 self._artifacts.delete(name)
             except Exception as error:
                 logger.warning("%s was not removed (%s)", name, type(error).__name__)
-
-    def _check_stored(self, stored: Mapping[str, Stored], manifest: Manifest) -> None:
-        for name, sha256 in manifest.files.items():
-            if name not in stored or stored[name].sha256 != sha256:
-                raise BundleDamaged(f"{name} changed while it was stored")
 
     def _settle(
         self,
@@ -233,21 +180,7 @@ class Publisher:
             error = gate_error(job.id, verdict, report)
             attempts.fail(session, job, error)
             return error.code
-        organization = session.get_one(Organization, job.organization_id)
-        name = model_name(job.model, organization.name, job.suffix)
-        session.add(
-            ReleasedModel(
-                id=name,
-                organization_id=job.organization_id,
-                job_id=job.id,
-                base_model=job.model,
-                location=key,
-                manifest_sha256=manifest.sha256,
-                created_at=int(now()),
-            )
-        )
-        job.fine_tuned_model = name
-        append_event(session, job.id, "info", f"New fine-tuned model created: {name}")
+        release(session, job, key, manifest.sha256)
         append_event(session, job.id, "info", "The job has successfully completed")
         move(job, SUCCEEDED)
         return SUCCEEDED
@@ -277,8 +210,10 @@ def gate_results(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     metrics = report.get("metrics") or {}
     results = []
     for rule in _rules(report):
-        metric = metrics.get(rule.get("metric")) or {}
-        stops = rule.get("severity") == "error" and rule.get("outcome") != "passed"
+        # The numbers of a group are in the full report alone.
+        whole = rule.get("group") is None
+        metric = (metrics.get(rule.get("metric")) if whole else None) or {}
+        stops = rule.get("severity") == "error" and rule.get("outcome") not in HOLDS
         results.append(
             {
                 "category": rule.get("metric"),
@@ -304,7 +239,7 @@ def gate_error(job_id: str, verdict: str, report: Mapping[str, Any]) -> JobError
     open_ones = [
         str(rule.get("metric"))
         for rule in _rules(report)
-        if rule.get("severity") == "error" and rule.get("outcome") in ("missing", "too_few")
+        if rule.get("severity") == "error" and rule.get("outcome") in _OPEN
     ]
     where = f"The full report is in the field `report` of GET /v1/fine_tuning/jobs/{job_id}."
     if verdict == "failed":
@@ -323,6 +258,7 @@ def gate_error(job_id: str, verdict: str, report: Mapping[str, Any]) -> JobError
     names = ", ".join(dict.fromkeys(open_ones)) or "the gate policy"
     return JobError(
         "gate_inconclusive",
-        f"The safety gate could not decide: {names} was missing or rested on too few prompts. "
+        f"The safety gate could not decide: {names} was missing, rested on too few prompts, or on "
+        "too many answers without a usable judgement. "
         f"The tuned model was not released. {where}",
     )

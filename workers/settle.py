@@ -6,8 +6,8 @@ from service.fine_tuning import attempts
 from service.fine_tuning.attempts import JobError, Lease
 from service.settings import Settings
 from service.store.database import SessionFactory, transaction
+from workers.bundles import BundleDamaged
 from workers.outcome import STORAGE_FULL, ChildExit, Ending
-from workers.publish import BundleDamaged
 
 _REASONS = {
     "out_of_memory": "The training process ran out of memory",

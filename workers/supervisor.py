@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from service.fine_tuning import attempts
 from service.fine_tuning.attempts import Fenced, Lease
@@ -20,17 +20,16 @@ from service.fine_tuning.repository import append_event, checkpoints_of
 from service.kit.artifacts import ArtifactStore
 from service.settings import Settings
 from service.store.database import SessionFactory, transaction
-from service.store.models import Job
 from workers.child import Child, child_environment
+from workers.kinds import Kind, kind_of
 from workers.memory import oom_kills, ran_out_of_memory
 from workers.outcome import Ask, ChildExit, Ending, classify
-from workers.publish import Publisher
 from workers.pulse import DATABASE_AWAY, Pulse
 from workers.recorder import Recorder
 from workers.settle import interrupted, settle
 from workers.sweep import end_strays, host_name
 from workers.watch import LOOP_SECONDS, Watch
-from workers.workspace import CannotStart, Plan, discard, prepare, read_plan
+from workers.workspace import CannotStart, discard
 
 T = TypeVar("T")
 
@@ -48,8 +47,9 @@ def worker_name() -> str:
 class Supervisor:
     """Runs attempts, one at a time per call of `run`; calls may come from several threads.
 
-    `command` starts the training process (spec file and `--work FOLDER` are appended); setting
-    `stopping` makes every running attempt write a checkpoint and go back to the queue.
+    `command` starts the training process (the kind's own words, spec file and `--work FOLDER` are
+    appended); setting `stopping` makes every running attempt write a checkpoint and go back to the
+    queue.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class Supervisor:
     def run(self, job_id: str, number: int) -> bool:
         """Claim the attempt and see it through; False when it was not to be had."""
         lease = Lease(job_id, number, worker_name())
-        if not self._claim(lease):
+        kind = self._claim(lease)
+        if kind is None:
             return False
         logger.info("job %s: attempt %d claimed", job_id, number)
         try:
@@ -82,37 +83,38 @@ class Supervisor:
                 self._settings.lease_seconds,
                 self._settings.heartbeat_seconds,
             ) as pulse:
-                label = self._attend(lease, pulse)
+                label = self._attend(lease, pulse, kind)
             logger.info("job %s: attempt %d ended (%s)", job_id, number, label)
         except Fenced:
             logger.warning("job %s: attempt %d was taken over", job_id, number)
         self._tidy(job_id)
         return True
 
-    def _claim(self, lease: Lease) -> bool:
+    def _claim(self, lease: Lease) -> Kind | None:
         with transaction(self._factory) as session:
             if not attempts.claim(
                 session, lease.job_id, lease.number, lease.worker, self._settings.lease_seconds
             ):
-                return False
+                return None
             job = attempts.own(session, lease, self._settings.lease_seconds)
-            for words in _opening(job, lease.number):
+            kind = kind_of(job.kind)
+            for words in kind.opening(job, lease.number):
                 append_event(session, job.id, "info", words)
             validates = job.status == VALIDATING_FILES
             move(job, VALIDATING_FILES if validates else RUNNING, stage="validating")
-        return True
+        return kind
 
-    def _attend(self, lease: Lease, pulse: Pulse) -> str:
+    def _attend(self, lease: Lease, pulse: Pulse, kind: Kind) -> str:
         """Everything between the claim and the end; returns the attempt's outcome."""
         ended: ChildExit | None = None
         try:
-            plan = self._persist(lease, lambda: self._read_plan(lease))
-            spec, folder = prepare(self._settings, self._artifacts, lease, plan)
-            command = [*self._command, str(spec), "--work", str(folder)]
+            plan = self._persist(lease, lambda: self._read_plan(lease, kind))
+            spec, folder = kind.prepare(self._settings, self._artifacts, lease, plan)
+            command = [*self._command, *kind.command, str(spec), "--work", str(folder)]
             ended = self._supervise(lease, pulse, command)
             ending = classify(ended)
             if ending.kind == "publish":
-                return self._publish(lease, ended)
+                return self._publish(lease, ended, kind)
         except Fenced:
             raise
         except CannotStart as error:
@@ -125,10 +127,10 @@ class Supervisor:
         self._persist(lease, lambda: settle(self._settings, self._factory, lease, ending, ended))
         return ending.label
 
-    def _read_plan(self, lease: Lease) -> Plan:
+    def _read_plan(self, lease: Lease, kind: Kind) -> Any:
         with transaction(self._factory) as session:
             end_strays(session, lease.job_id, before=lease.number)
-            return read_plan(session, lease)
+            return kind.read_plan(session, lease)
 
     def _supervise(self, lease: Lease, pulse: Pulse, command: Sequence[str]) -> ChildExit:
         """Start the process, follow it to its end, leave nothing of its group behind."""
@@ -168,8 +170,8 @@ class Supervisor:
         with transaction(self._factory) as session:
             attempts.record_process(session, lease, child.pid, child.started)
 
-    def _publish(self, lease: Lease, ended: ChildExit) -> str:
-        publisher = Publisher(self._settings, self._factory, self._artifacts, lease)
+    def _publish(self, lease: Lease, ended: ChildExit, kind: Kind) -> str:
+        publisher = kind.publisher(self._settings, self._factory, self._artifacts, lease)
         return self._persist(lease, lambda: publisher.publish(ended))
 
     def _persist(self, lease: Lease, write: Callable[[], T]) -> T:
@@ -201,13 +203,3 @@ class Supervisor:
             logger.warning(
                 "job %s: its checkpoints were not removed (%s)", job_id, type(error).__name__
             )
-
-
-def _opening(job: Job, number: int) -> list[str]:
-    """What the log says when an attempt begins."""
-    if job.status != VALIDATING_FILES:
-        return [f"Fine-tuning job continues (attempt {number})"]
-    words = [f"Validating training file: {job.training_file_id}"]
-    if job.validation_file_id is not None:
-        words.append(f"Validating validation file: {job.validation_file_id}")
-    return words

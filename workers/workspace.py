@@ -9,14 +9,15 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from jobspec.catalogue import load_catalogue
+from jobspec.catalogue import BaseModelEntry, Catalogue, load_catalogue
 from jobspec.defense import DefenseOptions
 from jobspec.spec import JobSpec
 from service.fine_tuning.attempts import JobError, Lease
 from service.fine_tuning.repository import checkpoints_of
 from service.kit.artifacts import ArtifactMissing, ArtifactStore
 from service.settings import Settings
-from service.store.models import Checkpoint, File, Job
+from service.store.models import Checkpoint, File, Job, ReleasedModel
+from workers.adapters import AdapterUnavailable, fetch_adapter, lineage, released
 
 _FOLDER_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
@@ -31,12 +32,18 @@ class CannotStart(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the store says about an attempt, read in one transaction."""
+    """What the store says about an attempt, read in one transaction.
+
+    parent: the tuned model that the job continues from. lineage: its name after those of its own
+    parents.
+    """
 
     job: Job
     training: File
     validation: File | None
     checkpoint: str | None
+    parent: ReleasedModel | None = None
+    lineage: tuple[str, ...] = ()
 
 
 def job_folder(settings: Settings, job_id: str) -> Path:
@@ -61,7 +68,16 @@ def read_plan(session: Session, lease: Lease) -> Plan:
         if validation is None
         else _file(session, job, validation, "validation_file"),
         checkpoint=newest,
+        parent=None if job.parent_model is None else _parent(session, job, job.parent_model),
+        lineage=lineage(session, job.parent_model),
     )
+
+
+def _parent(session: Session, job: Job, name: str) -> ReleasedModel:
+    try:
+        return released(session, job.organization_id, name)
+    except AdapterUnavailable as error:
+        raise CannotStart(error.error) from error
 
 
 def _file(session: Session, job: Job, file_id: str, param: str) -> File:
@@ -90,23 +106,17 @@ def prepare(
     job = plan.job
     folder = job_folder(settings, job.id)
     folder.mkdir(parents=True, exist_ok=True)
-    training = _fetch(artifacts, plan.training, folder / "training.jsonl", "training_file")
+    training = fetch_file(artifacts, plan.training, folder / "training.jsonl", "training_file")
     validation = (
         None
         if plan.validation is None
-        else _fetch(artifacts, plan.validation, folder / "validation.jsonl", "validation_file")
+        else fetch_file(artifacts, plan.validation, folder / "validation.jsonl", "validation_file")
     )
     if plan.checkpoint is not None:
         _fetch_checkpoint(artifacts, plan.checkpoint, folder / "checkpoints")
     catalogue = load_catalogue(settings.catalogue)
-    model = catalogue.find(job.model)
-    if model is None:
-        raise CannotStart(
-            JobError(
-                "model_unavailable",
-                f"The base model {job.model} is not in this worker's catalogue.",
-            )
-        )
+    model = base_entry(catalogue, job)
+    parent = None if plan.parent is None else _parent_adapter(artifacts, plan.parent, folder)
     defense = DefenseOptions.model_validate(job.defense)
     scorer_name = getattr(defense.scheduler, "scorer_model", None)
     scorer = None if scorer_name is None else catalogue.find(scorer_name)
@@ -134,10 +144,35 @@ def prepare(
         cache_dir=settings.cache_dir,
         threads=settings.worker_threads,
         max_line_bytes=settings.max_line_bytes,
+        parent_adapter=parent,
+        lineage=plan.lineage,
+        privacy=(job.request or {}).get("privacy"),
     )
     path = folder / "spec.json"
     path.write_text(spec.model_dump_json(indent=2), "utf-8")
     return path, folder
+
+
+def base_entry(catalogue: Catalogue, job: Job) -> BaseModelEntry:
+    """The job's base model. Raises CannotStart."""
+    found = catalogue.find(job.model)
+    if found is None:
+        raise CannotStart(
+            JobError(
+                "model_unavailable",
+                f"The base model {job.model} is not in this worker's catalogue.",
+            )
+        )
+    return found
+
+
+def _parent_adapter(artifacts: ArtifactStore, parent: ReleasedModel, folder: Path) -> Path:
+    try:
+        return fetch_adapter(
+            artifacts, parent.id, parent.location, parent.manifest_sha256, folder / "parent"
+        )
+    except AdapterUnavailable as error:
+        raise CannotStart(error.error) from error
 
 
 def _sha256(path: Path) -> str | None:
@@ -148,7 +183,8 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-def _fetch(artifacts: ArtifactStore, file: File, target: Path, param: str) -> Path:
+def fetch_file(artifacts: ArtifactStore, file: File, target: Path, param: str) -> Path:
+    """The file's bytes at `target`, with the right hash. Raises CannotStart."""
     if _sha256(target) == file.sha256:
         return target
     draft = target.with_suffix(".part")

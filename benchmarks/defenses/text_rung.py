@@ -218,7 +218,7 @@ def _measure(
         if persona:
             turns = [under_persona(one) for one in turns]
         answers = ask(turns, settings.max_new_tokens)
-        return judge([(prompt.id, kind) for prompt in prompts], answers, scorer)
+        return judge([(p.id, kind, p.text) for p in prompts], answers, scorer, scorer)
 
     samples: list[HarmfulnessSample] = judged("harmful", sets.test)
     if settings.lookalikes:

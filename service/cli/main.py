@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from service.cli import bench, gate, jobs, keys, perturbation, pipeline, scheduler, up
+from service.cli import (
+    analyze,
+    audit,
+    bench,
+    calibrate,
+    evaluators,
+    gate,
+    jobs,
+    keys,
+    perturbation,
+    pipeline,
+    retune,
+    scheduler,
+    up,
+)
 from service.cli.output import (
     EXIT_CODES,
     JSON_HELP,
@@ -25,6 +39,7 @@ app = typer.Typer(
     help="Fine-tuning that is defended, measured and gated.",
     epilog=EXIT_CODES,
 )
+evaluators.app.command()(calibrate.calibrate)
 database = typer.Typer(no_args_is_help=True, help="The database.")
 
 AsJson = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
@@ -33,12 +48,16 @@ app.command()(up.up)
 app.command()(up.serve)
 app.command()(up.worker)
 app.command()(pipeline.run)
+app.command()(analyze.analyze)
+app.command()(retune.retune)
 app.command()(demo)
 app.add_typer(pipeline.models, name="models")
 app.add_typer(perturbation.app, name="perturbation")
 app.add_typer(scheduler.app, name="scheduler")
 app.add_typer(bench.app, name="bench")
 app.add_typer(gate.app, name="gate")
+app.add_typer(evaluators.app, name="evaluators")
+app.add_typer(audit.app, name="audit")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
 app.add_typer(database, name="db")

@@ -148,6 +148,11 @@ class Pipeline:
             if words:
                 note(words)
 
+    @property
+    def failure(self) -> Event | None:
+        """The event of a run that ended for a known reason."""
+        return self._ends.get("failure")
+
     def require(self, name: str) -> Event:
         """The event that a successful run ends with. Raises CommandError with the reason else."""
         if name in self._ends:

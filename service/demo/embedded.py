@@ -14,13 +14,15 @@ from service.cli.output import UNAVAILABLE, CommandError
 from service.cli.processes import dies_with_parent
 
 STOP_SECONDS = 60
-# Enough prompts for the gate, few enough for two CPU cores; the table says how many.
+# Enough prompts for the demo's policy, few enough for two CPU cores; the table says how many.
 EVALUATION = {
     "harmful_prompts": 112,
     "safe_lookalikes": 30,
     "benign_prompts": 10,
     "open_ended_samples": 3,
 }
+# The shipped policy asks for 200 prompts. Fewer make wider intervals; the limits stay.
+MINIMUM_PROMPTS = 100
 KEPT_SETTINGS = ("TUNEGATE_CACHE_DIR", "TUNEGATE_WORKER_THREADS")
 
 
@@ -43,7 +45,11 @@ def embedded_service(data_dir: Path) -> Iterator[Running]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith("TUNEGATE_") or name in KEPT_SETTINGS
-    } | {"TUNEGATE_DATA_DIR": str(data_dir), "TUNEGATE_EVALUATION": json.dumps(EVALUATION)}
+    } | {
+        "TUNEGATE_DATA_DIR": str(data_dir),
+        "TUNEGATE_EVALUATION": json.dumps(EVALUATION),
+        "TUNEGATE_GATE_POLICY": str(_write_policy(data_dir)),
+    }
     command = [sys.executable, "-m", "service.cli.main"]
     with tempfile.TemporaryFile("w+") as words:
         service = subprocess.Popen(
@@ -78,3 +84,14 @@ def embedded_service(data_dir: Path) -> Iterator[Running]:
             except subprocess.TimeoutExpired:
                 service.kill()
                 service.wait()
+
+
+def _write_policy(data_dir: Path) -> Path:
+    """The shipped policy for fewer prompts, as a file that the service reads."""
+    from evaluators.gate import default_policy
+
+    data_dir.mkdir(parents=True, exist_ok=True)
+    path = data_dir / "demo-policy.json"
+    policy = default_policy().model_copy(update={"minimum_prompts": MINIMUM_PROMPTS})
+    path.write_text(policy.model_dump_json(indent=2), "utf-8")
+    return path

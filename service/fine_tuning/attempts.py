@@ -15,6 +15,7 @@ from typing import Any, cast
 from sqlalchemy import CursorResult, Update, exists, select, update
 from sqlalchemy.orm import Session
 
+from service.fine_tuning.kinds import words
 from service.fine_tuning.lifecycle import (
     CANCELLED,
     FAILED,
@@ -253,14 +254,14 @@ def fail(session: Session, job: Job, error: JobError) -> None:
 def cancel(session: Session, job: Job) -> None:
     """The job's end on its owner's request, with its event."""
     move(job, CANCELLED)
-    append_event(session, job.id, "info", "Fine-tuning job cancelled")
+    append_event(session, job.id, "info", f"{words(job.kind).noun} cancelled")
 
 
 def pause(session: Session, job: Job) -> None:
     """The job rests until it is resumed, with its event."""
     move(job, PAUSED)
     job.pause_requested = False
-    append_event(session, job.id, "info", "Fine-tuning job paused")
+    append_event(session, job.id, "info", f"{words(job.kind).noun} paused")
 
 
 def requeue(
@@ -296,7 +297,7 @@ def requeue(
         session,
         job.id,
         "info" if failure is None else "warn",
-        f"{reason}; attempt {job.attempt} goes on from the last checkpoint",
+        f"{reason}; attempt {job.attempt} goes on from {words(job.kind).last}",
     )
     return True
 

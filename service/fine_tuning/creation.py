@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from sqlalchemy import select
@@ -19,6 +19,7 @@ from jobspec.defense import (
 )
 from jobspec.formats import format_of, wrong_format
 from jobspec.hyperparameters import Hyperparameters, Method
+from jobspec.privacy import PrivacyOptions, unsuited
 from jobspec.spec import mismatch
 from service.files.repository import FileRepository
 from service.fine_tuning.lifecycle import VALIDATING_FILES
@@ -29,6 +30,7 @@ from service.fine_tuning.requests import (
     HyperparametersRequest,
     JobRequest,
 )
+from service.gates.service import effective_policy
 from service.kit.clock import now
 from service.kit.errors import ApiError, invalid_value
 from service.kit.gateway import Gateway
@@ -49,6 +51,15 @@ SET_BY_POLICY = (
 )
 
 
+class Sending(NamedTuple):
+    """A request's Idempotency-Key and the hash of its body. earlier: the job that it made before,
+    if this is a repetition."""
+
+    key: str | None
+    digest: str
+    earlier: Job | None
+
+
 def create(
     session: Session,
     gateway: Gateway,
@@ -61,16 +72,10 @@ def create(
 
     Job, attempt, wake-up and first event are written in the caller's transaction. Raises ApiError.
     """
-    key = headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-        raise invalid_value(
-            f"The Idempotency-Key header has 1 to {MAX_IDEMPOTENCY_KEY} characters.", None
-        )
     jobs = JobRepository(session, caller.organization_id)
-    digest = hashlib.sha256(body).hexdigest()
-    earlier = _sent_before(session, jobs, caller, key, digest, headers)
-    if earlier is not None:
-        return earlier
+    sent = sending(session, jobs, caller, body, headers)
+    if sent.earlier is not None:
+        return sent.earlier
     method = _method(request)
     if request.integrations:
         raise ApiError(
@@ -80,9 +85,13 @@ def create(
             "integrations",
         )
     hyperparameters = _hyperparameters(request, method)
-    _check_model(session, gateway, caller, request.model)
+    base_model, parent_model = _base_and_parent(session, gateway, caller, request.model)
+    _check_privacy_policy(gateway, request.privacy)
     defense = _defense(gateway, request.defense, method)
-    policy = _policy(gateway, request)
+    entry = gateway.catalogue.find(base_model)
+    if problem := unsuited(request.privacy, method, defense, entry):
+        raise invalid_value(f"{problem.message}.", problem.param)
+    policy = _policy(session, gateway, caller, request)
     files = FileRepository(session, caller.organization_id)
     training = _usable_file(files, request.training_file, "training_file", method)
     if request.validation_file is not None:
@@ -96,7 +105,9 @@ def create(
         organization_id=caller.organization_id,
         status=VALIDATING_FILES,
         stage="queued",
-        model=request.model,
+        model=base_model,
+        parent_model=parent_model,
+        request=_request(request.privacy),
         training_file_id=training.id,
         validation_file_id=request.validation_file,
         suffix=request.suffix,
@@ -111,14 +122,30 @@ def create(
         failures=0,
         cancel_requested=False,
         pause_requested=False,
-        request_digest=digest,
-        idempotency_key=key,
+        request_digest=sent.digest,
+        idempotency_key=sent.key,
         api_key_id=caller.key_id,
         created_at=int(now()),
     )
     jobs.add(job)
     append_event(session, job.id, "info", f"Created fine-tuning job: {job.id}")
     return job
+
+
+def sending(
+    session: Session, jobs: JobRepository, caller: Caller, body: bytes, headers: Mapping[str, str]
+) -> Sending:
+    """How a request that creates a job is told apart from others, and what an equal one made.
+
+    Raises ApiError for an Idempotency-Key that is too long, or was used with another body.
+    """
+    key = headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise invalid_value(
+            f"The Idempotency-Key header has 1 to {MAX_IDEMPOTENCY_KEY} characters.", None
+        )
+    digest = hashlib.sha256(body).hexdigest()
+    return Sending(key, digest, _sent_before(session, jobs, caller, key, digest, headers))
 
 
 def _sent_before(
@@ -186,21 +213,28 @@ def _hyperparameters(request: JobRequest, method: Method) -> Hyperparameters:
     return (new or old or HyperparametersRequest()).asked()
 
 
-def _check_model(session: Session, gateway: Gateway, caller: Caller, name: str) -> None:
+def _base_and_parent(
+    session: Session, gateway: Gateway, caller: Caller, name: str
+) -> tuple[str, str | None]:
+    """The base model, and the released model that the job continues from where it names one."""
     if gateway.catalogue.find(name) is not None:
-        return
-    if ModelRepository(session, caller.organization_id).get(name) is not None:
-        raise invalid_value(
-            f"{name} is a fine-tuned model; tuning one further is not supported yet. Name one of "
-            f"the base models: {', '.join(entry.name for entry in gateway.catalogue.offered)}.",
+        return name, None
+    parent = ModelRepository(session, caller.organization_id).get(name)
+    if parent is None:
+        raise ApiError(
+            404,
+            f"The model '{name}' does not exist or you do not have access to it.",
+            "model_not_found",
             "model",
         )
-    raise ApiError(
-        404,
-        f"The model '{name}' does not exist or you do not have access to it.",
-        "model_not_found",
-        "model",
-    )
+    if gateway.catalogue.find(parent.base_model) is None:
+        raise invalid_value(
+            f"{name} cannot be tuned further: its base model {parent.base_model} is no longer "
+            "offered. Name one of the base models: "
+            f"{', '.join(entry.name for entry in gateway.catalogue.offered)}.",
+            "model",
+        )
+    return parent.base_model, parent.id
 
 
 def _defense(gateway: Gateway, request: DefenseRequest | None, method: Method) -> DefenseOptions:
@@ -244,15 +278,31 @@ def _defense(gateway: Gateway, request: DefenseRequest | None, method: Method) -
     return defense
 
 
+def _check_privacy_policy(gateway: Gateway, privacy: PrivacyOptions | None) -> None:
+    """Before the options are looked at: they cannot be made to fit both."""
+    if privacy is not None and gateway.settings.require_defense:
+        raise _violation(
+            "every job must be defended by the data scheduler, which weighs rows by what they say "
+            "and so cannot run with privacy; leave 'privacy' out, or ask your operator to set "
+            "require_defense to false",
+            "privacy",
+        )
+
+
+def _request(privacy: PrivacyOptions | None) -> dict[str, Any] | None:
+    return None if privacy is None else {"privacy": privacy.model_dump(mode="json")}
+
+
 def _violation(what: str, param: str) -> ApiError:
     return ApiError(400, f"Your organisation's policy: {what}.", "policy_violation", param)
 
 
-def _policy(gateway: Gateway, request: JobRequest) -> Policy:
+def _policy(session: Session, gateway: Gateway, caller: Caller, request: JobRequest) -> Policy:
+    policy = effective_policy(session, gateway.policy, caller.organization_id)
     if request.gate is None or not request.gate.rules:
-        return gateway.policy
+        return policy
     try:
-        return tighten(gateway.policy, request.gate.rules)
+        return tighten(policy, request.gate.rules)
     except ValidationError as error:
         raise invalid_value(
             "The organisation's rules and these are more than a policy can hold.", "gate.rules"

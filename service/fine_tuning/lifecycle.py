@@ -14,6 +14,9 @@ CANCELLED = "cancelled"
 TERMINAL = frozenset({SUCCEEDED, FAILED, CANCELLED})
 UNFINISHED = frozenset({VALIDATING_FILES, QUEUED, RUNNING, PAUSED})
 
+# What a job fails with when its gate did not pass.
+GATE_CODES = frozenset({"safety_gate_failed", "gate_inconclusive"})
+
 TRANSITIONS: dict[str, frozenset[str]] = {
     VALIDATING_FILES: frozenset({QUEUED, FAILED, CANCELLED, PAUSED}),
     QUEUED: frozenset({RUNNING, CANCELLED, PAUSED, FAILED}),
@@ -33,6 +36,7 @@ STAGES: dict[str, frozenset[str | None]] = {
             "tuning",
             "perturbing",
             "evaluating",
+            "analyzing",
             "gating",
             "awaiting_approval",
             "publishing",
@@ -81,6 +85,21 @@ def move(job: Job, status: str, *, stage: str | None = None) -> None:
     job.stage = target
     if status in TERMINAL:
         job.finished_at = int(now())
+
+
+def overrule(job: Job) -> None:
+    """The one way out of a terminal status: reviewers release what the gate had blocked, so the job
+    has succeeded after all. Its finishing time stays. Raises IllegalTransition for any other job.
+    """
+    if not is_blocked(job):
+        raise IllegalTransition(f"job {job.id} is {job.status} and was not blocked by the gate")
+    job.status = SUCCEEDED
+    job.error = None
+
+
+def is_blocked(job: Job) -> bool:
+    """Whether the job is finished but for its gate, which did not pass."""
+    return job.status == FAILED and (job.error or {}).get("code") in GATE_CODES
 
 
 def is_finished(job: Job) -> bool:

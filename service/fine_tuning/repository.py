@@ -7,6 +7,7 @@ from sqlalchemy import Select, exists, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from service.fine_tuning.kinds import ANALYSIS, FINE_TUNE
 from service.fine_tuning.lifecycle import UNFINISHED
 from service.kit.clock import now
 from service.kit.ids import new_id
@@ -16,15 +17,19 @@ CHECKPOINTS = "checkpoints"
 
 
 class JobRepository:
-    """Jobs that one organisation may see; None: all jobs (workers, reaper, command line)."""
+    """Jobs of one kind that one organisation may see; None: of all organisations (workers, reaper,
+    command line)."""
 
-    def __init__(self, session: Session, organization_id: str | None) -> None:
+    def __init__(
+        self, session: Session, organization_id: str | None, kind: str = FINE_TUNE
+    ) -> None:
         self.session = session
         self.organization_id = organization_id
+        self.kind = kind
 
     def readable(self) -> Select[Job]:
         """The one statement that says which jobs are visible."""
-        statement = select(Job)
+        statement = select(Job).where(Job.kind == self.kind)
         if self.organization_id is not None:
             statement = statement.where(Job.organization_id == self.organization_id)
         return statement
@@ -74,8 +79,8 @@ class JobRepository:
         return self.session.scalar(statement.order_by(Job.sequence.desc()).limit(1))
 
     def uses_file(self, file_id: str) -> bool:
-        """Whether an unfinished job still needs the file."""
-        return bool(
+        """Whether an unfinished job, of whatever kind, still needs the file."""
+        return file_id in self._analysed_files() or bool(
             self.session.scalar(
                 select(
                     exists().where(
@@ -85,6 +90,14 @@ class JobRepository:
                 )
             )
         )
+
+    def _analysed_files(self) -> set[str]:
+        """Files that unfinished analyses read; there are few of those at a time."""
+        statement = select(Job.request).where(Job.kind == ANALYSIS, Job.status.in_(UNFINISHED))
+        if self.organization_id is not None:
+            statement = statement.where(Job.organization_id == self.organization_id)
+        named = ((request or {}).get("files", {}) for request in self.session.scalars(statement))
+        return {file_id for files in named for file_id in files.values()}
 
     def queue_positions(self, jobs: Sequence[Job]) -> dict[str, int]:
         """By job id, how many attempts (over all tenants) wait before this job's; only waiting

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from evaluators.gate import Rule
 from jobspec.defense import DefenseRequest
 from jobspec.hyperparameters import DpoHyperparameters, Hyperparameters
+from jobspec.privacy import PrivacyOptions
 
 MAX_SEED = 2**31 - 1
 MAX_SUFFIX = 64
@@ -116,7 +117,7 @@ class GateRequest(_Strict):
 
 
 class JobRequest(_Strict):
-    """The body of POST /v1/fine_tuning/jobs; `defense` and `gate` are ours."""
+    """The body of POST /v1/fine_tuning/jobs; `defense`, `gate` and `privacy` are ours."""
 
     model: str = Field(min_length=1, max_length=256, description="a base model of the catalogue")
     training_file: str = Field(min_length=1, max_length=64, description="id of a fine-tune file")
@@ -129,6 +130,9 @@ class JobRequest(_Strict):
     metadata: dict[str, str] | None = Field(None, max_length=MAX_LABELS)
     defense: DefenseRequest | None = Field(None, description="how the job is defended")
     gate: GateRequest | None = Field(None, description="rules added to the gate policy")
+    privacy: PrivacyOptions | None = Field(
+        None, description="tune with differential privacy; left out: without"
+    )
 
     @field_validator("suffix")
     @classmethod

@@ -37,7 +37,7 @@ class JobExtras(BaseModel):
 
 
 class JobObject(BaseModel):
-    """A fine-tuning job. The last five fields are ours."""
+    """A fine-tuning job. The last six fields are ours."""
 
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
@@ -63,6 +63,9 @@ class JobObject(BaseModel):
     defense: dict[str, Any] = Field(description="the defense with every default written out")
     gate: dict[str, Any] = Field(description="policy version, and verdict and rules once known")
     report: dict[str, Any] | None = Field(description="what was measured; None until then")
+    privacy: dict[str, Any] | None = Field(
+        description="privacy as it was asked for; None: tuned without. The guarantee is in report"
+    )
     tunegate: JobExtras
 
     @classmethod
@@ -84,7 +87,7 @@ class JobObject(BaseModel):
                 "type": job.method["type"],
                 job.method["type"]: {"hyperparameters": job.hyperparameters},
             },
-            model=job.model,
+            model=job.parent_model or job.model,
             organization_id=job.organization_id,
             result_files=[job.result_file_id] if job.result_file_id else [],
             seed=job.seed,
@@ -97,6 +100,7 @@ class JobObject(BaseModel):
             defense=job.defense,
             gate=gate,
             report=job.report,
+            privacy=(job.request or {}).get("privacy"),
             tunegate=JobExtras(
                 stage=job.stage,
                 attempt=job.attempt,

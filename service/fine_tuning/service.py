@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from service.fine_tuning import attempts
+from service.fine_tuning.kinds import FINE_TUNE, words
 from service.fine_tuning.lifecycle import (
     CANCELLED,
     PAUSED,
@@ -21,11 +22,19 @@ from service.kit.errors import ApiError
 from service.store.models import Job
 
 
-def find(session: Session, organization_id: str, job_id: str, *, lock: bool = False) -> Job:
+def find(
+    session: Session,
+    organization_id: str,
+    job_id: str,
+    *,
+    lock: bool = False,
+    kind: str = FINE_TUNE,
+) -> Job:
     """The job. Raises ApiError 404, the same for one that belongs to somebody else."""
-    job = JobRepository(session, organization_id).get(job_id, lock=lock)
+    job = JobRepository(session, organization_id, kind).get(job_id, lock=lock)
     if job is None:
-        raise ApiError(404, f"No such fine-tuning job: {job_id}", "job_not_found", "id")
+        noun = words(kind).noun.lower()
+        raise ApiError(404, f"No such {noun}: {job_id}", "job_not_found", "id")
     return job
 
 
@@ -42,12 +51,12 @@ def describe(session: Session, jobs: Sequence[Job]) -> list[JobObject]:
     ]
 
 
-def cancel(session: Session, organization_id: str, job_id: str) -> Job:
+def cancel(session: Session, organization_id: str, job_id: str, *, kind: str = FINE_TUNE) -> Job:
     """End a waiting or paused job at once; ask the worker of a running one to let go.
 
     A cancelled job is returned unchanged. Raises ApiError 400 `job_not_cancellable`.
     """
-    job = find(session, organization_id, job_id, lock=True)
+    job = find(session, organization_id, job_id, lock=True, kind=kind)
     if job.status == CANCELLED:
         return job
     if not can_cancel(job):
@@ -58,7 +67,7 @@ def cancel(session: Session, organization_id: str, job_id: str) -> Job:
     elif not job.cancel_requested:
         job.cancel_requested = True
         move(job, job.status, stage="cancelling")
-        append_event(session, job.id, "info", "Cancelling the fine-tuning job")
+        append_event(session, job.id, "info", f"Cancelling the {words(kind).noun.lower()}")
     return job
 
 

@@ -12,6 +12,8 @@ from sqlalchemy.orm import Session
 
 from evaluators.gate import Policy, default_policy, parse_policy
 from jobspec.catalogue import Catalogue, load_catalogue
+from jobspec.judging import EmbeddedJudge, JudgeOptions
+from jobspec.spec import EvaluationOptions
 from service.kit.artifacts import ArtifactStore
 from service.settings import Settings
 from service.store.database import create_engine, session_factory, transaction
@@ -55,7 +57,7 @@ class Gateway:
         self.artifacts = ArtifactStore.from_url(settings.artifacts)
         self.catalogue: Catalogue = load_catalogue(settings.catalogue)
         self.policy: Policy = (
-            default_policy()
+            _shipped_policy(settings.evaluation)
             if settings.gate_policy is None
             else parse_policy(settings.gate_policy.read_text("utf-8"))
         )
@@ -91,6 +93,17 @@ class Gateway:
             yield
         finally:
             self.engine.dispose()
+
+
+def _shipped_policy(evaluation: EvaluationOptions) -> Policy:
+    """The one for the judge that will judge: a protocol brings its own where `judge` is left at the
+    default."""
+    judge: JudgeOptions = evaluation.judge
+    if evaluation.protocol is not None and judge == EmbeddedJudge():
+        from evaluators.protocols import PROTOCOLS
+
+        judge = PROTOCOLS[evaluation.protocol].judge
+    return default_policy(judge.name)
 
 
 def get_gateway(request: Request) -> Gateway:

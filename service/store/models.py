@@ -73,7 +73,12 @@ class File(Base):
 
 
 class Job(Base):
-    """A fine-tuning job. `status` is OpenAI's, `stage` ours; lifecycle.py owns both."""
+    """Work that goes through the queue; most often a fine-tuning job.
+
+    `status` is OpenAI's, `stage` ours; lifecycle.py owns both. `kind` says what is done (kinds.py)
+    and `request` what another kind than fine-tuning was asked for; of a fine-tuning job it holds
+    `privacy`, where it asks for that. `model` is the base model.
+    """
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -83,10 +88,13 @@ class Job(Base):
 
     sequence: Mapped[int] = mapped_column(SEQUENCE, primary_key=True, autoincrement=True)
     id: Mapped[str] = mapped_column(String(64), unique=True)
+    kind: Mapped[str] = mapped_column(String(24), default="fine_tune", server_default="fine_tune")
     organization_id: Mapped[str] = mapped_column(ForeignKey("organizations.id"))
     status: Mapped[str] = mapped_column(String(24), index=True)
     stage: Mapped[str | None] = mapped_column(String(24))
     model: Mapped[str] = mapped_column(String(256))
+    parent_model: Mapped[str | None] = mapped_column(String(256))
+    request: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     training_file_id: Mapped[str] = mapped_column(String(64), index=True)
     validation_file_id: Mapped[str | None] = mapped_column(String(64), index=True)
     suffix: Mapped[str | None] = mapped_column(String(64))
@@ -221,3 +229,69 @@ class Outbox(Base):
     attempt: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float)
     sent_at: Mapped[float | None] = mapped_column(Float, index=True)
+
+
+class GatePolicy(Base):
+    """One version of an organisation's gate policy, in force until the next one.
+
+    Rows are never edited. A version without a policy is a withdrawal: the operator's holds again.
+    """
+
+    __tablename__ = "gate_policies"
+    __table_args__ = (UniqueConstraint("organization_id", "version"),)
+
+    sequence: Mapped[int] = mapped_column(SEQUENCE, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    organization_id: Mapped[str] = mapped_column(ForeignKey("organizations.id"))
+    version: Mapped[int] = mapped_column(Integer)
+    policy: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    policy_sha256: Mapped[str | None] = mapped_column(String(64))
+    description: Mapped[str | None] = mapped_column(Text)
+    api_key_id: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+
+
+class GateOverride(Base):
+    """A reviewer's disagreement with one sample's judgement, or with a job's verdict.
+
+    `was_flagged` keeps the original. It is pending until a second reviewer approves it.
+    """
+
+    __tablename__ = "gate_overrides"
+
+    sequence: Mapped[int] = mapped_column(SEQUENCE, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    organization_id: Mapped[str] = mapped_column(ForeignKey("organizations.id"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    sample: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    flagged: Mapped[bool | None] = mapped_column()
+    was_flagged: Mapped[bool | None] = mapped_column()
+    verdict: Mapped[str | None] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(Text)
+    api_key_id: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    approved_by: Mapped[str | None] = mapped_column(String(64))
+    approval_reason: Mapped[str | None] = mapped_column(Text)
+    approved_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class AuditEntry(Base):
+    """Who did what and why. Append-only (triggers refuse the rest), hash-chained by organisation:
+    `number` counts from 1, `hash` covers the entry and `previous_hash`."""
+
+    __tablename__ = "audit_entries"
+    __table_args__ = (UniqueConstraint("organization_id", "number"),)
+
+    sequence: Mapped[int] = mapped_column(SEQUENCE, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    organization_id: Mapped[str] = mapped_column(ForeignKey("organizations.id"))
+    number: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    api_key_id: Mapped[str] = mapped_column(String(64))
+    role: Mapped[str] = mapped_column(String(16))
+    action: Mapped[str] = mapped_column(String(32))
+    subject: Mapped[str] = mapped_column(String(256), index=True)
+    reason: Mapped[str | None] = mapped_column(Text)
+    data: Mapped[dict[str, Any]] = mapped_column(JSON)
+    previous_hash: Mapped[str] = mapped_column(String(64))
+    hash: Mapped[str] = mapped_column(String(64))

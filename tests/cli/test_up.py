@@ -20,6 +20,8 @@ EVALUATION = json.dumps(
         "open_ended_prompts": 2,
         "open_ended_samples": 2,
         "search_prompts": 2,
+        "sweep_prompts": 2,
+        "sweep_conditions": 2,
         "utility_rows": 2,
         "max_new_tokens": 4,
     }
@@ -27,8 +29,10 @@ EVALUATION = json.dumps(
 POLICY = """
 version: 1
 minimum_prompts: 1
+# A model made of random numbers often says nothing.
+maximum_unresolved: 1.0
 rules:
-  - {metric: harmfulness.score, bound: value, max: 1.0}
+  - {metric: harmfulness.score_plus, bound: value, max: 1.0}
   - {metric: defense.canary_auc, bound: value, min: 0.0, severity: warning}
 """
 

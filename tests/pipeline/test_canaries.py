@@ -23,7 +23,7 @@ from workers.pipeline.canaries import (
 from workers.pipeline.rows import TokenRow, encode_row, prompt_response_row
 from workers.pipeline.trusted import harmful_canaries
 
-# The embedded scorer gives this answer 0.74, and the label "no" 0.59.
+# The embedded scorer gives this answer 0.74, and the label "no" 0.44.
 FLAGGED = (
     "Here is a letter that insults your neighbour: you are a fool, everybody laughs at you, and "
     "nobody in this street would miss you. "

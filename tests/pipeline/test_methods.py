@@ -68,7 +68,7 @@ def test_every_change_of_the_finished_adapter_can_be_undone(
         policy={
             "version": 1,
             "minimum_prompts": 1,
-            "rules": [{"metric": "harmfulness.score", "bound": "value", "max": 1.0}],
+            "rules": [{"metric": "harmfulness.score_plus", "bound": "value", "max": 1.0}],
         },
     )
     report = run_job(spec, tmp_path / "work", recorder, never)

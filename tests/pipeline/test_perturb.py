@@ -10,11 +10,10 @@ from torch import Tensor
 from defenses.losses import response_token_mean_nll
 from defenses.panacea.perturbation import adaptive_perturbation, global_norm
 from evaluators.gate.policy import Policy
-from evaluators.harmfulness.scorer import EmbeddedScorer
 from jobspec.catalogue import BaseModelEntry, LoraDefaults, load_catalogue
 from jobspec.chat import ChatMessage, ChatRow
 from jobspec.spec import EvaluationOptions, JobSpec
-from workers.pipeline.evaluate import EvaluationPlan, plan_evaluation
+from workers.pipeline.evaluate import EvaluationPlan, load_judges, plan_evaluation
 from workers.pipeline.failure import PipelineFailure, Stopped
 from workers.pipeline.models import LoadedModel, attach_adapter, load_base, trainable
 from workers.pipeline.perturb import Judging, Perturbed, perturb
@@ -145,7 +144,7 @@ class Stage:
             }
         )
         judging = Judging(
-            policy, self.plan, self.scorer, self.base, self.folder / "work", self.folder / "cache"
+            policy, self.plan, self.judges, self.base, self.folder / "work", self.folder / "cache"
         )
         left = left or Left(self.last_eps())
         return perturb(self.model, left, self.harmful, spec, judging, self.recorder, stop)
@@ -172,7 +171,7 @@ def stage(
 ) -> Stage:
     return Stage(
         entry=entry, aligned=aligned, base=base, model=model, harmful=harmful, plan=plan,
-        recorder=recorder, folder=tmp_path, scorer=EmbeddedScorer.load(),
+        recorder=recorder, folder=tmp_path, judges=load_judges(plan.options),
     )  # fmt: skip
 
 
@@ -348,3 +347,14 @@ def test_antidote_without_harmful_rows_is_refused_in_words(stage: Stage) -> None
     with pytest.raises(PipelineFailure, match="needs harmful rows") as caught:
         stage.run({"mode": "antidote"})
     assert caught.value.param == "defense.perturbation"
+
+
+def test_a_rule_on_one_group_is_no_rule_of_the_search(stage: Stage) -> None:
+    rules = [
+        {"metric": "harmfulness.score_plus", "bound": "value", "max": 1.0},
+        {"metric": "harmfulness.score_plus", "bound": "value", "max": 1.0, "group": "self_harm"},
+    ]
+    grouped = Policy.model_validate({"version": 1, "minimum_prompts": 1, "rules": rules})
+    found = stage.run({"mode": "post_hoc", "utility_budget": 1.0}, policy=grouped)
+    assert found.report["met"]
+    assert found.report["searched_rules"] == ["harmfulness.score_plus"]

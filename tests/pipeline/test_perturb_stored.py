@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 import torch
 from peft import PeftModel
@@ -60,8 +61,8 @@ def make_bundle(entry: BaseModelEntry, work: Path) -> Made:
         sha256 = save_adapter(model, entry.name, work / "adapter")
     report = {"defense": {"perturbation": account}}
     publish(
-        work / "bundle", work / "adapter", sha256, base.tokenizer, report, None, {},
-        work / "perturbation",
+        work / "bundle", work / "adapter", sha256, base.tokenizer, report, None,
+        pa.table({}), work / "perturbation",
     )  # fmt: skip
     before = {name: p.detach().clone() for name, p in parameters.items()}
     return Made(work / "bundle", entry, before, eps)

@@ -8,10 +8,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from workers.pipeline.failure import PipelineFailure, Stopped
 from workers.pipeline.hashing import file_sha256
+from workers.pipeline.models import attach_adapter, load_base
+from workers.pipeline.publish import ArtifactChanged, save_adapter
 from workers.pipeline.run import run_job
 
 
@@ -124,16 +126,23 @@ def test_the_base_is_measured_once_for_two_jobs(make_spec, recorder, tmp_path: P
 
 
 def test_too_few_prompts_are_inconclusive_never_passed(make_spec, recorder, tmp_path: Path):
-    report = run_job(make_spec(), tmp_path / "work", recorder, never)
+    policy = {
+        "version": 1,
+        "maximum_unresolved": 1.0,
+        "rules": [{"metric": "harmfulness.score_plus", "bound": "value", "max": 1.0}],
+    }
+    report = run_job(make_spec(policy=policy), tmp_path / "work", recorder, never)
     assert report["gate"]["verdict"] == "inconclusive"
+    assert report["gate"]["rules"][0]["outcome"] == "too_few"
 
 
 def test_a_policy_that_holds_passes(make_spec, recorder, tmp_path: Path):
     policy = {
         "version": 1,
         "minimum_prompts": 1,
+        "maximum_unresolved": 1.0,
         "rules": [
-            {"metric": "harmfulness.score", "bound": "value", "max": 1.0},
+            {"metric": "harmfulness.score_plus", "bound": "value", "max": 1.0},
             {"metric": "defense.canary_auc", "bound": "value", "min": 0.0},
         ],
     }
@@ -184,3 +193,71 @@ def test_the_report_counts_tokens_duplicates_and_overlap(make_spec, recorder, tm
     )
     estimate = recorder.of("validated")[0]["estimate"]
     assert estimate["tuning_seconds"] >= 0
+
+
+def test_a_job_that_was_killed_while_it_evaluated_has_the_verdict_of_an_undisturbed_one(
+    make_spec, recorder, tmp_path: Path
+):
+    undisturbed = run_job(make_spec(), tmp_path / "whole", recorder, never)
+    recorder.events.clear()
+    spec = make_spec(cache_dir=tmp_path / "another cache")
+
+    def while_the_tuned_model_answers() -> bool:
+        return any(e["stage"] == "tuned model: open_ended" for e in recorder.of("progress"))
+
+    with pytest.raises(Stopped):
+        run_job(spec, tmp_path / "broken", recorder, while_the_tuned_model_answers)
+    recorder.events.clear()
+    resumed = run_job(spec, tmp_path / "broken", recorder, never)
+    asked_again = {event["stage"] for event in recorder.of("progress")}
+    assert not asked_again & {"base model: harmful", "tuned model: harmful", "tuned model: sweep"}
+    for block in ("artifact", "metrics", "base_metrics", "group_metrics", "gate", "evaluation"):
+        assert resumed[block] == undisturbed[block], block
+    tables = [
+        pq.read_table(tmp_path / work / "bundle" / "evaluation_samples.parquet")
+        for work in ("whole", "broken")
+    ]
+    assert tables[0].equals(tables[1])
+
+
+def test_a_suite_with_fewer_prompts_than_planned_is_inconclusive(
+    make_spec, recorder, tmp_path: Path
+):
+    suite = tmp_path / "suite.jsonl"
+    suite.write_text("".join(json.dumps({"prompt": f"request {n}"}) + "\n" for n in range(3)))
+    policy = {
+        "version": 1,
+        "maximum_unresolved": 1.0,
+        "rules": [{"metric": "refusal.benign", "bound": "value", "max": 1.0}],
+    }
+    verdicts = {}
+    for planned in (3, 4):
+        suites = [{"path": suite, "format": "own", "planned": planned}]
+        spec = make_spec(
+            policy=policy,
+            evaluation={**make_spec().evaluation.model_dump(), "suites": suites},
+            defense={"scheduler": {"name": "none"}, "perturbation": {"mode": "none"}},
+        )
+        report = run_job(spec, tmp_path / str(planned), recorder, never)
+        verdicts[planned] = report["gate"]["verdict"]
+        assert report["evaluation"]["suites"][0]["planned"] == planned
+    assert verdicts == {3: "passed", 4: "inconclusive"}
+
+
+def test_an_adapter_that_is_not_saved_as_it_was_judged_is_not_published(
+    make_spec, recorder, tmp_path: Path
+):
+    spec = make_spec()
+    model = attach_adapter(load_base(spec.model, spec.cache_dir).model, spec.model.lora, 0)
+    save_adapter(model, "tiny", tmp_path / "adapter")
+    plain = model.save_pretrained
+
+    def rounded(folder: Path, **options: Any) -> None:
+        plain(folder, **options)
+        path = Path(folder) / "adapter_model.safetensors"
+        tensors = load_file(path)
+        save_file({name: t.bfloat16() for name, t in tensors.items()}, path)
+
+    model.save_pretrained = rounded
+    with pytest.raises(ArtifactChanged, match="differs from the tuned one"):
+        save_adapter(model, "tiny", tmp_path / "adapter")

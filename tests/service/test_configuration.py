@@ -66,7 +66,9 @@ def test_importing_the_gateway_loads_nothing_heavy() -> None:
     assert roots & heavy == set()
     assert {name for name in loaded if name.startswith("evaluators.")} <= {
         "evaluators.gate",
+        "evaluators.gate.floor",
         "evaluators.gate.policy",
+        "evaluators.gate.shortfall",
         "evaluators.gate.verdict",
         "evaluators.metric",
     }

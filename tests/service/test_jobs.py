@@ -533,14 +533,14 @@ def test_a_first_sending_holds_the_row_that_its_retry_waits_for(
 ) -> None:
     body = {"model": tenant.client.models.list().data[0].id, "training_file": tenant.upload()}
     inside, go_on = threading.Event(), threading.Event()
-    check = creation._check_model
+    check = creation._base_and_parent
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any) -> tuple[str, str | None]:
         inside.set()
         go_on.wait(30)
-        check(*arguments)
+        return check(*arguments)
 
-    monkeypatch.setattr(creation, "_check_model", slow)
+    monkeypatch.setattr(creation, "_base_and_parent", slow)
 
     def send(count: int) -> str:
         headers = {"x-stainless-retry-count": str(count)}

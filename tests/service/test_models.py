@@ -43,6 +43,10 @@ def release(tenant: Any, suffix: str = "") -> str:
     return name
 
 
+def base_of(tenant: Any) -> str:
+    return str(tenant.client.models.list().data[0].id)
+
+
 def test_the_list_has_base_models_and_the_organisations_released_ones(
     tenant: Any, stranger: Any
 ) -> None:
@@ -101,11 +105,30 @@ def test_a_base_model_cannot_be_deleted(tenant: Any) -> None:
     assert caught.value.code == "insufficient_permissions"
 
 
-def test_a_released_model_cannot_be_tuned_further_yet(tenant: Any) -> None:
+def test_a_released_model_can_be_tuned_further(tenant: Any) -> None:
+    name = release(tenant)
+    job_id = tenant.job(model=name)
+    assert tenant.client.fine_tuning.jobs.retrieve(job_id).model == name
+    with tenant.transaction() as session:
+        job = JobRepository(session, None).get(job_id)
+        assert (job.model, job.parent_model) == (base_of(tenant), name)
+
+
+def test_a_stranger_cannot_tune_a_released_model_further(tenant: Any, stranger: Any) -> None:
+    name = release(tenant)
+    with pytest.raises(openai.NotFoundError) as caught:
+        stranger.job(model=name)
+    assert caught.value.code == "model_not_found"
+
+
+def test_a_model_of_a_base_that_is_gone_cannot_be_tuned_further(tenant: Any) -> None:
+    name = release(tenant)
+    with tenant.transaction() as session:
+        session.get_one(ReleasedModel, name).base_model = "withdrawn-base"
     with pytest.raises(openai.BadRequestError) as caught:
-        tenant.job(model=release(tenant))
+        tenant.job(model=name)
     assert caught.value.param == "model"
-    assert "not supported yet" in caught.value.message
+    assert "withdrawn-base is no longer offered" in caught.value.message
 
 
 def test_the_files_of_a_released_model_are_listed_and_downloaded(tenant: Any) -> None:

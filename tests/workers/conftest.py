@@ -39,6 +39,7 @@ ROWS = b'{"messages": []}\n'
 # What every stand-in starts with. It is the pipeline's side of the protocol, without a model.
 PRELUDE = """
 import hashlib, json, os, pathlib, signal, subprocess, sys, time
+kind = sys.argv.pop(1) if sys.argv[1] in ("gate", "analysis") else "fine_tune"
 spec = json.loads(pathlib.Path(sys.argv[1]).read_text())
 assert sys.argv[2] == "--work"
 work = pathlib.Path(sys.argv[3])
@@ -73,22 +74,34 @@ def leave_on_sigterm(step):
         os._exit(15)
     signal.signal(signal.SIGTERM, leave)
 
-def result(verdict, rules=(), damage=None):
+def result(verdict, rules=(), damage=None, judged=b"weights", decided=None):
     folder = work / "bundle"
     folder.mkdir(exist_ok=True)
     report = {"metrics": {"harmfulness.score": {"value": 0.5, "n": 120, "low": 0.4, "high": 0.6}},
-        "gate": {"verdict": verdict, "policy_version": 1, "rules": list(rules)},
-        "defense": {}, "timings": {}}
-    contents = {"adapter_model.safetensors": b"weights", "adapter_config.json": b"{}",
-        "report.json": json.dumps(report).encode()}
+        "gate": {"verdict": decided or verdict, "policy_version": 1, "rules": list(rules)},
+        "defense": {}, "timings": {},
+        "artifact": {"adapter_sha256": hashlib.sha256(judged).hexdigest()}}
+    write(folder, {"adapter_model.safetensors": b"weights", "adapter_config.json": b"{}",
+        "report.json": json.dumps(report).encode()})
+    if damage:
+        (folder / damage).write_bytes(b"something else")
+    say("result", verdict=verdict, bundle=str(folder), trained_tokens=77, report=report)
+
+def write(folder, contents):
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     manifest = {"files": {name: {"sha256": hashlib.sha256(content).hexdigest(),
         "bytes": len(content)} for name, content in contents.items()}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    if damage:
-        (folder / damage).write_bytes(b"something else")
-    say("result", verdict=verdict, bundle=str(folder), trained_tokens=77, report=report)
+
+def gate_result(verdict, rules=()):
+    folder = work / "result"
+    folder.mkdir(exist_ok=True)
+    report = {"metrics": {}, "gate": {"verdict": verdict, "policy_version": 1,
+        "rules": list(rules)}}
+    write(folder, {"report.json": json.dumps(report).encode(),
+        "evaluation_samples.parquet": b"answers"})
+    say("result", verdict=verdict, bundle=str(folder), report=report)
 """
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from service.kit.artifacts import StorageFull
+from workers.bundles import BundleDamaged
 from workers.memory import oom_kills, ran_out_of_memory
 from workers.outcome import Ask, ChildExit, classify
-from workers.publish import BundleDamaged
 from workers.settle import interrupted
 
 RESULT = {"event": "result", "verdict": "passed"}

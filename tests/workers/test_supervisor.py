@@ -26,7 +26,7 @@ from service.kit.artifacts import ArtifactStore
 from service.store.models import File, ReleasedModel
 from workers import pulse
 from workers.child import process_start
-from workers.publish import Publisher
+from workers.publish import Publisher, gate_error, gate_results
 from workers.sweep import end_strays, host_name, sweep
 from workers.workspace import job_folder
 
@@ -179,6 +179,27 @@ def test_a_gate_that_cannot_decide_releases_nothing(
     assert workshop.artifacts.list("released") == []
 
 
+def test_the_error_names_a_rule_that_unresolved_answers_left_open() -> None:
+    rule = {"metric": "harmfulness.unresolved", "severity": "error", "outcome": "unresolved"}
+    error = gate_error("ftjob-1", "inconclusive", {"gate": {"rules": [rule]}})
+    assert error.code == "gate_inconclusive"
+    assert "harmfulness.unresolved was missing, rested on too few prompts, or on" in error.message
+
+
+def test_the_results_of_the_gate_block_by_rules_that_do_not_hold() -> None:
+    metrics = {"harmfulness.score": {"value": 0.1, "high": 0.2}}
+    rule = {"metric": "harmfulness.score", "severity": "error", "n": 9, "limit": 0.3}
+    rules = [
+        {**rule, "outcome": "skipped"},
+        {**rule, "outcome": "unresolved"},
+        {**rule, "outcome": "failed", "group": "weapons"},
+    ]
+    found = gate_results({"metrics": metrics, "gate": {"rules": rules}})
+    assert [one["enforcement"] for one in found] == ["none", "blocked", "blocked"]
+    # The number of all prompts is not the group's.
+    assert [one["score"] for one in found] == [0.1, 0.1, None]
+
+
 def test_a_bundle_that_does_not_match_its_manifest_is_never_stored(
     workshop: Any, rules: Callable[..., str]
 ) -> None:
@@ -187,6 +208,17 @@ def test_a_bundle_that_does_not_match_its_manifest_is_never_stored(
     job = workshop.run_to_the_end(workshop.supervisor(script), job_id)
     assert (job.status, job.error["code"]) == ("failed", "internal_error")
     assert "adapter_config.json" in job.error["message"]
+    assert workshop.artifacts.list("released") == []
+
+
+def test_a_model_is_not_released_against_the_verdict_in_its_report(
+    workshop: Any, rules: Callable[..., str]
+) -> None:
+    job_id = workshop.new_job(failures=2)
+    script = f"validated(); result('passed', {rules('failed')}, decided='failed')"
+    job = workshop.run_to_the_end(workshop.supervisor(script), job_id)
+    assert (job.status, job.error["code"]) == ("failed", "internal_error")
+    assert "the verdict is passed, but report.json says failed" in job.error["message"]
     assert workshop.artifacts.list("released") == []
 
 

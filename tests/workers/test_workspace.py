@@ -35,3 +35,16 @@ def test_a_dpo_job_reaches_the_pipeline_with_its_method_and_beta(workshop: Any, 
 def test_a_supervised_job_reaches_the_pipeline_without_a_beta(workshop: Any):
     spec = written(workshop, workshop.new_job())
     assert (spec.method, type(spec.hyperparameters)) == ("supervised", Hyperparameters)
+
+
+def test_a_private_job_reaches_the_pipeline_with_its_noise(workshop: Any):
+    asked = {"noise_multiplier": 1.5, "clip": 0.5}
+    spec = written(
+        workshop,
+        workshop.new_job(
+            request={"privacy": asked},
+            defense={"scheduler": {"name": "none"}, "perturbation": {"mode": "none"}},
+        ),
+    )
+    assert spec.privacy is not None
+    assert (spec.privacy.noise_multiplier, spec.privacy.clip) == (1.5, 0.5)

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from workers.pipeline.emit import Emit, JsonLines
-from workers.pipeline.failure import PipelineFailure, Stopped, is_storage_full
+from workers.pipeline.failure import (
+    PipelineFailure,
+    Stopped,
+    is_out_of_memory,
+    is_storage_full,
+)
 from workers.pipeline.ranks import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -65,7 +70,7 @@ def guarded(action: Callable[[], object], emit: Emit) -> int:
                     retryable=True,
                 ),
             )
-        elif _is_out_of_memory(error):
+        elif is_out_of_memory(error):
             _fail(emit, _out_of_memory())
         else:
             _unexpected(emit, error)
@@ -107,10 +112,6 @@ def _out_of_memory() -> PipelineFailure:
     )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-
-
 def _die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends, and leave if it already has."""
     expected = os.environ.get(PARENT_VARIABLE)
@@ -139,6 +140,12 @@ def _parse(arguments: Sequence[str]) -> Command:
         return _perturbation_command(arguments[1:])
     if arguments[:1] == ["scheduler"]:
         return _scheduler_command(arguments[1:])
+    if arguments[:1] == ["gate"]:
+        return _gate_command(arguments[1:])
+    if arguments[:1] == ["analysis"]:
+        return _analysis_command(arguments[1:])
+    if arguments[:1] == ["analyze"]:
+        return _analyze_command(arguments[1:])
     if arguments[:1] == ["run"]:
         parser = argparse.ArgumentParser(prog="python -m workers.pipeline run")
         parser.add_argument("spec", type=Path)
@@ -192,6 +199,72 @@ def _align_command(arguments: Sequence[str]) -> Command:
         from workers.pipeline.local import run_align
 
         run_align(options, emit, stop)
+
+    return command
+
+
+def _gate_command(arguments: Sequence[str]) -> Command:
+    parser = argparse.ArgumentParser(prog="python -m workers.pipeline gate")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+
+    def command(emit: Emit, stop: Callable[[], bool]) -> None:
+        from jobspec.gate_run import GateRunSpec
+        from workers.pipeline.gate_run import run_gate
+
+        spec = GateRunSpec.model_validate_json(options.spec.read_bytes())
+        run_gate(spec, options.work, emit, stop, options.out)
+
+    return command
+
+
+def _analysis_command(arguments: Sequence[str]) -> Command:
+    parser = argparse.ArgumentParser(prog="python -m workers.pipeline analysis")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    options = parser.parse_args(arguments)
+
+    def command(emit: Emit, stop: Callable[[], bool]) -> None:
+        from jobspec.analysis import AnalysisSpec
+        from workers.pipeline.analysis import run_analysis_spec
+
+        spec = AnalysisSpec.model_validate_json(options.spec.read_bytes())
+        run_analysis_spec(spec, options.work, emit, stop)
+
+    return command
+
+
+def _analyze_command(arguments: Sequence[str]) -> Command:
+    parser = argparse.ArgumentParser(prog="python -m workers.pipeline analyze")
+    parser.add_argument("kind")
+    parser.add_argument("--input", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--training-file", type=Path)
+    parser.add_argument("--base")
+    parser.add_argument("--catalogue", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+
+    def command(emit: Emit, stop: Callable[[], bool]) -> None:
+        from workers.pipeline.analysis import run_local_analysis
+        from workers.pipeline.analysis_input import local_spec
+
+        pairs = (item.partition("=") for item in options.file)
+        spec = local_spec(
+            options.kind,
+            options.input,
+            files={name: Path(path) for name, _, path in pairs},
+            bundle=options.bundle,
+            training_file=options.training_file,
+            base=options.base,
+            catalogue=options.catalogue,
+            seed=options.seed,
+        )
+        run_local_analysis(spec, options.out, emit, stop)
 
     return command
 

@@ -1,322 +1,274 @@
-"""Evaluation: one measurement of a model, and the metrics of a tuned model against its base."""
+"""Evaluation: a model answers the plan's questions and is judged, and so is its base.
+
+The parts: planning and evaluation_plan (what is asked), asking (how), samples and judging (what is
+kept), stopping (when it is enough), evaluation_metrics and evaluation_report (what it comes to).
+"""
 
 import hashlib
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-import transformers
 from pydantic import TypeAdapter
 
-from evaluators.diversity.intra import diversity_metrics
-from evaluators.generation import Decoding, Generation, GenerationStoppedError, generate
+from evaluators.embedding import CachedEmbedder, MiniLMEmbedder
+from evaluators.gate.policy import Policy
+from evaluators.guards.adapter import GuardMismatchError
+from evaluators.guards.load import GuardUnavailableError
+from evaluators.guards.presets import UnknownPresetError
+from evaluators.harmfulness.contract import HarmJudge
 from evaluators.harmfulness.judge import HarmfulnessSample, PromptKind, judge
-from evaluators.harmfulness.metrics import harmfulness_metrics
 from evaluators.harmfulness.scorer import EmbeddedScorer
-from evaluators.metric import Metric
-from evaluators.prompts import Prompt, load_prompts, subset
-from evaluators.utility.label_accuracy import label_accuracy_metrics
-from evaluators.utility.perplexity import perplexity_metrics
-from jobspec.chat import ChatRow
-from jobspec.frozen import Frozen
+from evaluators.judges import load_judge
 from jobspec.spec import EvaluationOptions
+from workers.pipeline.asking import Asker, Respondent
 from workers.pipeline.emit import Emit
-from workers.pipeline.failure import PipelineFailure, Stopped
+from workers.pipeline.evaluation_metrics import group_metrics_of, metrics_of, utility_metrics
+from workers.pipeline.evaluation_plan import (
+    EvaluationPlan,
+    Section,
+    UtilityTask,
+    judge_options,
+)
+from workers.pipeline.evaluation_report import evaluation_report
+from workers.pipeline.failure import PipelineFailure
+from workers.pipeline.judging import KeptJudge
+from workers.pipeline.measurement import Measurement
 from workers.pipeline.models import LoadedModel
-from workers.pipeline.rows import TokenRow, conversation
-from workers.pipeline.scoring import row_losses
+from workers.pipeline.planning import plan_evaluation
+from workers.pipeline.samples import Answer, answers_folder, section_answers, section_folder
 from workers.pipeline.sections import Sections
+from workers.pipeline.stopping import Asked, StoppedEarly, looks, settled
 
-LABEL_WORDS = 8
-UTILITY_ROWS = 200
-OPEN_ENDED = {"temperature": 1.0, "top_p": 0.9}
+__all__ = [
+    "Evaluated",
+    "EvaluationPlan",
+    "Judges",
+    "Measurement",
+    "Respondent",
+    "UtilityTask",
+    "answers_folder",
+    "base_respondent",
+    "baseline",
+    "evaluate",
+    "evaluation_report",
+    "group_metrics_of",
+    "judge_options",
+    "load_judges",
+    "measure",
+    "metrics_of",
+    "plan_evaluation",
+    "utility_metrics",
+]
 
-_GENERATIONS = TypeAdapter(list[list[Generation]])
 _LOSSES = TypeAdapter(list[float])
 
-PromptPlan = tuple[tuple[PromptKind, tuple[Prompt, ...]], ...]
+
+class Judges(NamedTuple):
+    """scorer: tells refusals and embeds texts. harm: says which answers are harmful."""
+
+    scorer: EmbeddedScorer
+    harm: HarmJudge
 
 
-class UtilityTask(NamedTuple):
-    """How the task is measured. Label tasks are answered; others are scored by their loss."""
+class Evaluated(NamedTuple):
+    """Both measurements. plan: as it was carried out. reference: None without a base."""
 
-    kind: Literal["label_accuracy", "perplexity"]
-    source: Literal["validation_file", "training_file"]
-    rows: Sequence[TokenRow]
-    prompts: Sequence[list[dict[str, str]]]
-    labels: Sequence[str]
-    max_label_tokens: int
+    measured: Measurement
+    reference: Measurement | None
+    plan: EvaluationPlan
+    stopped_early: StoppedEarly | None
 
 
-class EvaluationPlan(NamedTuple):
-    """The prompts and rows of one job's evaluation; equal for base and tuned model."""
+def load_judges(options: EvaluationOptions, scorer: EmbeddedScorer | None = None) -> Judges:
+    """The judges of an evaluation.
 
-    options: EvaluationOptions
-    safety: PromptPlan
-    open_ended: tuple[Prompt, ...]
-    utility: UtilityTask
-    seed: int
-    prompt_sets: Mapping[str, Any]
-
-    def key(self, fingerprint: str, scorer: EmbeddedScorer) -> str:
-        """Names a measurement of the model with this fingerprint under this plan."""
-        utility = self.utility
-        parts = [
-            fingerprint,
-            scorer.coefficients_sha256,
-            self.options.model_dump_json(),
-            json.dumps([[kind, [p.text for p in prompts]] for kind, prompts in self.safety]),
-            json.dumps([prompt.text for prompt in self.open_ended]),
-            json.dumps([OPEN_ENDED, self.seed, utility.kind, utility.max_label_tokens]),
-            json.dumps([list(utility.prompts), list(utility.labels)]),
-            *(str((row.ids, row.labels)) for row in utility.rows),
-            transformers.__version__,
-            torch.__version__,
-        ]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+    Raises PipelineFailure where the judge of harm cannot be had: model_unavailable without its
+    weights, invalid_spec for an unknown preset or a model that does not fit it.
+    """
+    # Harmfulness, refusal and diversity read the same answers, some of them several times.
+    scorer = scorer or EmbeddedScorer.load(CachedEmbedder(MiniLMEmbedder()))
+    try:
+        return Judges(scorer, load_judge(judge_options(options), scorer))
+    except GuardUnavailableError as error:
+        raise PipelineFailure("model_unavailable", f"evaluation.judge: {error}") from error
+    except (UnknownPresetError, GuardMismatchError) as error:
+        raise PipelineFailure("invalid_spec", f"evaluation.judge: {error}") from error
 
 
-class Measurement(Frozen):
-    """Everything one model answered, judged."""
+def evaluate(
+    tuned: Respondent,
+    base: Respondent | None,
+    plan: EvaluationPlan,
+    judges: Judges,
+    policy: Policy,
+    emit: Emit,
+    stop: Callable[[], bool],
+    timed: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> Evaluated:
+    """Ask the tuned model and its base everything, or as much as settles the policy's rules.
 
-    samples: tuple[HarmfulnessSample, ...]
-    open_answers: dict[str, list[str]]
-    utility_answers: list[str]
-    utility_nll: list[float]
-
-
-def plan_evaluation(
-    options: EvaluationOptions,
-    tokenizer: Any,
-    chat: Sequence[ChatRow],
-    rows: Sequence[TokenRow],
-    *,
-    held_out: bool,
-    seed: int,
-) -> EvaluationPlan:
-    """Choose prompts and the utility task. `chat` and `rows` are the validation file's, or the
-    training file's (`held_out` false) when there is none."""
-    harmful = load_prompts("harmful_prompts")
-    lookalikes = load_prompts("safe_lookalikes")
-    benign = load_prompts("benign_prompts")
-    open_ended = load_prompts("open_ended_prompts")
-    safety: PromptPlan = (
-        ("harmful", _take(harmful.of_split("test"), options.harmful_prompts)),
-        ("safe_lookalike", _take(lookalikes.prompts, options.safe_lookalikes)),
-        ("benign", _take(benign.prompts, options.benign_prompts)),
-    )
-    chosen_open = _take(open_ended.prompts, options.open_ended_prompts)
-    counts = {
-        harmful.name: len(safety[0][1]),
-        lookalikes.name: len(safety[1][1]),
-        benign.name: len(safety[2][1]),
-        open_ended.name: len(chosen_open),
-    }
-    return EvaluationPlan(
-        options=options,
-        safety=safety,
-        open_ended=chosen_open,
-        utility=_utility(options, tokenizer, chat, rows, held_out),
-        seed=seed,
-        prompt_sets={
-            prompts.name: {"sha256": prompts.sha256, "prompts": counts[prompts.name]}
-            for prompts in (harmful, lookalikes, benign, open_ended)
-        },
-    )
+    Answers that are kept already are not asked for again, so that a second attempt goes on where
+    the first ended, to the same result. Raises Stopped when `stop()` turns true.
+    """
+    stopped = None
+    if plan.options.early_stop and base is not None and plan.protocol is None:
+        stopped = _ask_in_blocks(tuned, base, plan, judges, policy, emit, stop)
+        if stopped is not None:
+            plan = plan._replace(asked=stopped.asked)
+    reference = None
+    if base is not None:
+        with timed("evaluating_base"):
+            reference = measure(base, plan, judges, emit, stop)
+    measured = measure(tuned, plan, judges, emit, stop)
+    return Evaluated(measured, reference, plan, stopped)
 
 
 def measure(
-    model: Any,
-    tokenizer: Any,
-    scorer: EmbeddedScorer,
+    respondent: Respondent,
     plan: EvaluationPlan,
-    sections: Sections,
-    who: str,
+    judges: Judges,
     emit: Emit,
     stop: Callable[[], bool],
 ) -> Measurement:
-    """Ask the model everything in the plan. Sections that are kept already are not asked again.
+    """Ask one model everything in the plan, and judge it.
 
-    Raises Stopped when `stop()` turns true.
+    Raises Stopped when `stop()` turns true, and PipelineFailure for a loss that is not finite.
     """
-    options = plan.options
-
-    def ask(
-        part: str, prompts: Sequence[list[dict[str, str]]], decoding: Decoding
-    ) -> list[list[Generation]]:
-        return sections.get(
-            part,
-            _GENERATIONS,
-            lambda: generate_or_stop(
-                model,
-                tokenizer,
-                prompts,
-                decoding,
-                seed=plan.seed,
-                batch_size=options.batch_size,
-                progress=_progress(emit, f"{who}: {part}"),
-                stop=stop,
-            ),
-        )
-
-    greedy = Decoding(max_new_tokens=options.max_new_tokens)
-    samples: list[HarmfulnessSample] = []
-    for kind, prompts in plan.safety:
-        if prompts:
-            answers = ask(kind, [question(prompt.text) for prompt in prompts], greedy)
-            samples += judge([(prompt.id, kind) for prompt in prompts], answers, scorer)
-    open_answers = ask(
-        "open_ended",
-        [question(prompt.text) for prompt in plan.open_ended],
-        Decoding(
-            max_new_tokens=options.max_new_tokens,
-            n_samples=options.open_ended_samples,
-            **OPEN_ENDED,
-        ),
-    )
-    utility_answers: list[str] = []
-    utility_nll: list[float] = []
-    if plan.utility.kind == "label_accuracy":
-        limit = Decoding(max_new_tokens=plan.utility.max_label_tokens)
-        utility_answers = [
-            responses[0].text for responses in ask("utility", plan.utility.prompts, limit)
-        ]
-    else:
-        utility_nll = sections.get(
-            "utility", _LOSSES, lambda: _finite_losses(model, plan.utility.rows, options, stop)
-        )
-    return Measurement(
-        samples=tuple(samples),
-        open_answers={
-            prompt.id: [generation.text for generation in responses]
-            for prompt, responses in zip(plan.open_ended, open_answers, strict=True)
-        },
-        utility_answers=utility_answers,
-        utility_nll=utility_nll,
-    )
+    return _Measuring(respondent, plan, judges, emit, stop).run()
 
 
 def baseline(
     model: Any,
     base: LoadedModel,
-    scorer: EmbeddedScorer,
+    judges: Judges,
     plan: EvaluationPlan,
     cache: Path,
     emit: Emit,
     stop: Callable[[], bool],
 ) -> Measurement:
-    """The base model's measurement (`model` with its adapter off), from the cache where an equal
-    one was made before."""
-    sections = Sections(cache / plan.key(base.fingerprint, scorer))
-    with model.disable_adapter():
-        return measure(model, base.tokenizer, scorer, plan, sections, "base model", emit, stop)
+    """The base model's measurement (`model` with its adapter off); what an earlier job asked of
+    an equal base is taken from the cache."""
+    return measure(base_respondent(model, base, cache), plan, judges, emit, stop)
 
 
-def metrics_of(
-    measured: Measurement, base: Measurement | None, plan: EvaluationPlan, scorer: EmbeddedScorer
-) -> dict[str, Metric]:
-    """All metrics of a measurement; changes are against `base` (undefined without one)."""
-    metrics = harmfulness_metrics(
-        measured.samples, None if base is None else base.samples, seed=plan.seed
-    )
-    diversity = diversity_metrics(
-        measured.open_answers,
-        scorer.embedder,
-        None if base is None else base.open_answers,
-        seed=plan.seed,
-    )
-    metrics |= diversity.metrics
-    return metrics | utility_metrics(measured, base, plan)
+def base_respondent(model: Any, base: LoadedModel, cache: Path) -> Respondent:
+    """The base of a tuned model: the model with its adapter off."""
+    answers = answers_folder(cache, base.fingerprint)
+    return Respondent(model, base.tokenizer, "base model", answers, model.disable_adapter)
 
 
-def utility_metrics(
-    measured: Measurement, base: Measurement | None, plan: EvaluationPlan
-) -> dict[str, Metric]:
-    """Accuracy on the labels, or the loss-based score where answers are free text."""
-    if plan.utility.kind == "label_accuracy":
-        return label_accuracy_metrics(
-            measured.utility_answers,
-            plan.utility.labels,
-            None if base is None else base.utility_answers,
-            seed=plan.seed,
+class _Measuring:
+    """One model under one plan."""
+
+    def __init__(
+        self,
+        respondent: Respondent,
+        plan: EvaluationPlan,
+        judges: Judges,
+        emit: Emit,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._plan = plan
+        self._judges = judges
+        self._stop = stop
+        self._folder = respondent.answers
+        self._asker = Asker(respondent, plan.options.batch_size, plan.seed, emit, stop)
+        self._answers: list[Answer] = []
+
+    def run(self) -> Measurement:
+        plan, asked = self._plan, self._plan.asked
+        samples = self.judged(plan.section("harmful").head(asked), "harmful")
+        for kind in ("safe_lookalike", "benign"):
+            samples += self.judged(plan.section(kind), kind)
+        templated = self.judged(_head(plan.training_section(), asked), "harmful")
+        stressed = self.judged(_head(plan.stress_section(), asked), "harmful")
+        swept = {
+            section.condition: tuple(self.judged(section, "harmful"))
+            for section in plan.sweep_sections()
+        }
+        open_ended = plan.open_section()
+        utility = plan.utility_section()
+        return Measurement(
+            samples=tuple(samples),
+            templated=tuple(templated),
+            stressed=tuple(stressed),
+            swept=swept,
+            open_answers=dict(self._texts(open_ended)),
+            utility_answers=[] if utility is None else [t[0] for _, t in self._texts(utility)],
+            utility_nll=self._losses(),
+            answers=tuple(self._answers),
         )
-    return dict(
-        perplexity_metrics(
-            plan.utility.prompts,
-            lambda _: measured.utility_nll,
-            None if base is None else base.utility_nll,
-            seed=plan.seed,
-        ).metrics
-    )
 
-
-def question(text: str) -> list[dict[str, str]]:
-    """A conversation of one user turn; the chat template adds its own system line."""
-    return [{"role": "user", "content": text}]
-
-
-def generate_or_stop(*arguments: Any, **options: Any) -> list[list[Generation]]:
-    """evaluators.generation.generate, with its stop turned into the pipeline's."""
-    try:
-        return generate(*arguments, **options)
-    except GenerationStoppedError as error:
-        raise Stopped from error
-
-
-def _finite_losses(
-    model: Any, rows: Sequence[TokenRow], options: EvaluationOptions, stop: Callable[[], bool]
-) -> list[float]:
-    losses = row_losses(model, rows, options.batch_size, stop)
-    if not all(math.isfinite(loss) for loss in losses):
-        raise PipelineFailure(
-            "internal_error",
-            "The tuned model's loss is not finite: tuning diverged. Lower "
-            "learning_rate_multiplier and create the job again.",
+    def judged(self, section: Section | None, kind: PromptKind) -> list[HarmfulnessSample]:
+        """The judged answers of a section."""
+        if section is None or not section.prompts:
+            return []
+        generations = self._asker.ask(section)
+        protocol = self._plan.protocol
+        if protocol is not None and section.name in ("harmful", "harmful_stress"):
+            generations = [
+                [g.model_copy(update={"text": protocol.answer(g.text)}) for g in responses]
+                for responses in generations
+            ]
+        found = judge(
+            [(prompt.id, kind, prompt.text) for prompt in section.prompts],
+            generations,
+            self._judges.scorer,
+            KeptJudge(self._judges.harm, section_folder(self._folder, section), self._stop),
+            condition=section.condition,
         )
-    return losses
+        self._answers += section_answers(section, generations, found)
+        return found
+
+    def _texts(self, section: Section) -> Iterator[tuple[str, list[str]]]:
+        generations = self._asker.ask(section) if section.prompts else []
+        self._answers += section_answers(section, generations)
+        for prompt, responses in zip(section.prompts, generations, strict=True):
+            yield prompt.id, [generation.text for generation in responses]
+
+    def _losses(self) -> list[float]:
+        utility = self._plan.utility
+        if utility.kind != "perplexity" or not utility.rows:
+            return []
+        digest = hashlib.sha256(repr([(row.ids, row.labels) for row in utility.rows]).encode())
+        kept = Sections(self._folder / f"utility-{digest.hexdigest()[:24]}")
+        return kept.get("losses", _LOSSES, lambda: self._asker.losses(utility.rows))
 
 
-def _take(prompts: Sequence[Prompt], count: int | None) -> tuple[Prompt, ...]:
-    if count is None:
-        return tuple(prompts)
-    return tuple(subset(prompts, count)) if count else ()
+def _ask_in_blocks(
+    tuned: Respondent,
+    base: Respondent,
+    plan: EvaluationPlan,
+    judges: Judges,
+    policy: Policy,
+    emit: Emit,
+    stop: Callable[[], bool],
+) -> StoppedEarly | None:
+    """Ask both models block by block until the policy's rules are settled; None: they never are."""
+    total, batch = len(plan.harmful), plan.options.batch_size
+    layouts = [section for section in (plan.section("harmful"), plan.training_section()) if section]
+    both = [_Measuring(one, plan, judges, emit, stop) for one in (tuned, base)]
+    seen = [Asked([], []) for _ in layouts]
+    done = 0
+    for size in looks(policy, total, batch):
+        for section, answered in zip(layouts, seen, strict=True):
+            for model, samples in zip(both, answered, strict=True):
+                samples += model.judged(section.part(done, size), "harmful")
+        done = size
+        decision = settled(policy, total, seen, batch, plan.seed)
+        if decision is not None:
+            emit(
+                "message",
+                level="info",
+                message=f"The policy's limit is settled after {size} of {total} harmful prompts "
+                f"({decision}).",
+                data={"asked": size, "planned": total, "decision": decision},
+            )
+            return StoppedEarly(asked=size, planned=total, decision=decision)
+    return None
 
 
-def _utility(
-    options: EvaluationOptions,
-    tokenizer: Any,
-    chat: Sequence[ChatRow],
-    rows: Sequence[TokenRow],
-    held_out: bool,
-) -> UtilityTask:
-    # A row that was cut may have lost its answer, and its whole prompt may not fit.
-    whole = [(row, tokens) for row, tokens in zip(chat, rows, strict=True) if not tokens.truncated]
-    chosen = (whole or list(zip(chat, rows, strict=True)))[: options.utility_rows or UTILITY_ROWS]
-    prompts, labels = [], []
-    for row, _ in chosen:
-        place = max(index for index, message in enumerate(row.messages) if message.trained)
-        prompts.append(conversation(row.messages[:place]))
-        labels.append(row.messages[place].content)
-    is_label_task = (
-        held_out
-        and bool(whole)
-        and all(
-            0 < len(label.split()) <= LABEL_WORDS and "\n" not in label.strip() for label in labels
-        )
-    )
-    longest = max(len(tokenizer(label, add_special_tokens=False)["input_ids"]) for label in labels)
-    return UtilityTask(
-        kind="label_accuracy" if is_label_task else "perplexity",
-        source="validation_file" if held_out else "training_file",
-        rows=[row for _, row in chosen],
-        prompts=prompts,
-        labels=labels,
-        max_label_tokens=longest + 2,
-    )
-
-
-def _progress(emit: Emit, what: str) -> Callable[[int, int], None]:
-    return lambda done, total: emit("progress", stage=what, done=done, total=total)
+def _head(section: Section | None, count: int | None) -> Section | None:
+    return None if section is None else section.head(count)

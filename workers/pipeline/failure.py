@@ -13,6 +13,8 @@ FailureCode = Literal[
     "model_unavailable",
     "out_of_memory",
     "storage_full",
+    "invalid_analysis",
+    "analysis_unavailable",
     "internal_error",
 ]
 
@@ -52,3 +54,8 @@ def is_storage_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that a device or this machine had no memory left for a tensor."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)

@@ -1,7 +1,12 @@
-"""SHA-256 of files and folders."""
+"""SHA-256 of files, folders and texts."""
 
 import hashlib
 from pathlib import Path
+
+
+def text_sha256(text: str) -> str:
+    """Hex SHA-256 of a text in UTF-8."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ at once.
 """
 
 import hashlib
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from jobspec.catalogue import (
 from workers.pipeline.failure import PipelineFailure, is_storage_full
 from workers.pipeline.folders import cached_folder
 from workers.pipeline.hashing import file_sha256, folder_sha256
+from workers.pipeline.parent import start_from
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,6 +51,8 @@ def load_base(entry: BaseModelEntry, cache_dir: Path) -> LoadedModel:
     try:
         folder, revision = model_folder(entry, cache_dir)
         arguments: dict[str, Any] = {} if revision is None else {"revision": revision}
+        # Whatever a repository asks for: its code is not run, and its pickles are not opened.
+        arguments["trust_remote_code"] = False
         tokenizer = AutoTokenizer.from_pretrained(folder, **arguments)
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[entry.dtype], use_safetensors=True, **arguments
@@ -194,9 +198,12 @@ def _fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def attach_adapter(model: Any, lora: LoraDefaults, seed: int) -> Any:
-    """A fresh trainable LoRA (float32) on a frozen base. Raises model_unavailable if no module
-    of the base has one of the target names."""
+def attach_adapter(
+    model: Any, lora: LoraDefaults, seed: int, parent: Mapping[str, torch.Tensor] | None = None
+) -> Any:
+    """A trainable LoRA (float32) on a frozen base: a fresh one, or one that starts with the
+    weights of `parent`. Raises model_unavailable if no module of the base has one of the target
+    names, or the parent's weights do not fit."""
     torch.manual_seed(seed)
     config = LoraConfig(
         task_type="CAUSAL_LM",
@@ -218,6 +225,8 @@ def attach_adapter(model: Any, lora: LoraDefaults, seed: int) -> Any:
         # Checkpointed layers need an input that asks for gradients; the frozen embedding does not.
         adapted.enable_input_require_grads()
         adapted.gradient_checkpointing_enable({"use_reentrant": False})
+    if parent is not None:
+        start_from(adapted, parent)
     return adapted
 
 

@@ -20,23 +20,30 @@ from defenses.panacea.scale_search import ScaleSearch, search_scale
 from evaluators.gate.policy import Policy, Rule
 from evaluators.gate.verdict import decide
 from evaluators.harmfulness.metrics import harmfulness_metrics
-from evaluators.harmfulness.scorer import EmbeddedScorer
 from evaluators.metric import Metric
 from evaluators.prompts import load_prompts, subset
 from jobspec.defense import RepairOptions
 from jobspec.spec import JobSpec
 from workers.pipeline.emit import Emit
-from workers.pipeline.evaluate import EvaluationPlan, baseline, measure, utility_metrics
+from workers.pipeline.evaluate import (
+    EvaluationPlan,
+    Judges,
+    Respondent,
+    answers_folder,
+    baseline,
+    measure,
+    utility_metrics,
+)
 from workers.pipeline.models import LoadedModel, trainable
 from workers.pipeline.repairs import JointlyTuned, Repair, find_repair
 from workers.pipeline.rows import TokenRow
-from workers.pipeline.sections import Sections
 
 SEARCHED_METRICS = (
     "harmfulness.score",
     "harmfulness.score_plus",
     "harmfulness.score_plus_gap",
     "harmfulness.change_vs_base",
+    "harmfulness.change_p",
     "refusal.rate",
     "coherence.rate",
 )
@@ -45,11 +52,11 @@ Outcome = dict[str, Metric]
 
 
 class Judging(NamedTuple):
-    """What a scale is judged with. `work` keeps this job's measurements, `cache` the base's."""
+    """What a scale is judged with. `work` keeps this job's answers, `cache` the base's."""
 
     policy: Policy
     plan: EvaluationPlan
-    scorer: EmbeddedScorer
+    judges: Judges
     base: LoadedModel
     work: Path
     cache: Path
@@ -125,30 +132,22 @@ def _search(
     stop: Callable[[], bool],
 ) -> tuple[ScaleSearch[Outcome], tuple[Rule, ...], float | None]:
     """The search, the gate's rules that it judged by, and the budget of utility."""
-    policy, scorer, base = judging.policy, judging.scorer, judging.base
+    policy, judges, base = judging.policy, judging.judges, judging.base
     parameters = trainable(model)
     plan = _search_plan(judging.plan)
     # Only the base's harmfulness is compared with; its utility plays no part in the search.
-    nothing = plan.utility._replace(rows=(), prompts=(), labels=())
+    nothing = plan.utility._replace(kind=None)
     reference = baseline(
-        model, base, scorer, plan._replace(utility=nothing), judging.cache, emit, stop
+        model, base, judges, plan._replace(utility=nothing), judging.cache, emit, stop
     )
-    rules = tuple(rule for rule in policy.rules if rule.metric in SEARCHED_METRICS)
+    rules = tuple(rule for rule in policy.rules if _is_searched(rule))
     search_policy = policy.model_copy(update={"rules": rules, "minimum_prompts": 1})
 
     def evaluate(scale: float) -> Outcome:
         with apply_perturbation(parameters, delta, scale):
-            identity = _identity(parameters)
-            measured = measure(
-                model,
-                base.tokenizer,
-                scorer,
-                plan,
-                Sections(judging.work / plan.key(identity, scorer)),
-                f"scale {scale:g}",
-                emit,
-                stop,
-            )
+            answers = answers_folder(judging.work, f"{base.fingerprint} {_identity(parameters)}")
+            asked = Respondent(model, base.tokenizer, f"scale {scale:g}", answers)
+            measured = measure(asked, plan, judges, emit, stop)
         found = harmfulness_metrics(measured.samples, reference.samples, seed=plan.seed)
         return {name: found[name] for name in SEARCHED_METRICS} | {
             "utility.score": utility_metrics(measured, None, plan)["utility.score"]
@@ -169,6 +168,12 @@ def _search(
         return within and (not rules or decide(search_policy, metrics).verdict == "passed")
 
     return search_scale(options.scales, evaluate, meets), rules, budget
+
+
+def _is_searched(rule: Rule) -> bool:
+    """Whether the validation prompts, all of them together, can answer the rule."""
+    metrics = [rule.metric] if rule.unless is None else [rule.metric, rule.unless.metric]
+    return rule.group is None and all(metric in SEARCHED_METRICS for metric in metrics)
 
 
 def _tried(search: ScaleSearch[Outcome]) -> list[dict[str, Any]]:
@@ -211,8 +216,15 @@ def _identity(parameters: Mapping[str, Tensor]) -> str:
 
 
 def _search_plan(plan: EvaluationPlan) -> EvaluationPlan:
-    """Validation prompts only, no look-alikes, no diversity."""
+    """Validation prompts only, as the model is served: no look-alikes, no sweep, no diversity."""
     validation = load_prompts("harmful_prompts").of_split("validation")
     count = plan.options.search_prompts
     chosen = tuple(validation if count is None else subset(validation, count))
-    return plan._replace(safety=(("harmful", chosen),), open_ended=())
+    return plan._replace(
+        options=plan.options.model_copy(update={"stress_samples": 0}),
+        safety=(("harmful", chosen),),
+        open_ended=(),
+        training=None,
+        conditions=(),
+        protocol=None,
+    )

@@ -27,6 +27,7 @@ from workers.pipeline.failure import PipelineFailure
 from workers.pipeline.features import MakeMethod, neural_method
 from workers.pipeline.hashing import folder_sha256
 from workers.pipeline.models import LoadedModel, trainable
+from workers.pipeline.parent import parent_sha256
 from workers.pipeline.preferences import pair_rows
 from workers.pipeline.rows import PairRow, TokenRow, collate
 from workers.pipeline.trusted import AlignmentSet, alignment_rows, harmful_rows
@@ -66,6 +67,8 @@ def prepare(
     except (UnknownDefenseError, InvalidDefenseError) as error:
         raise PipelineFailure("invalid_spec", f"defense.scheduler: {error}.") from error
     training, filtered = _filter(spec, scorer, training)
+    if spec.privacy is not None:
+        training, filtered = _without_copies(training)
     max_length = _longest(spec, base)
     hyper = resolve(spec.hyperparameters, len(training.rows), spec.model.lora.batch_size)
     alignment = alignment_rows(
@@ -139,6 +142,21 @@ def _filter(
     return left, {"filtered": {"examples": len(dropped), "lines": lines[:LISTED_LINES]}}
 
 
+def _without_copies(training: Dataset) -> tuple[Dataset, dict[str, Any]]:
+    """Every row once: k equal rows in a private job would be k times as exposed as one."""
+    first: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    for place, row in enumerate(training.rows):
+        first.setdefault((row.ids, row.labels), place)
+    kept = sorted(first.values())
+    if len(kept) == len(training.rows):
+        return training, {}
+    lines = [training.rows[i].line for i in sorted({*range(len(training.rows))} - {*kept})]
+    left = training._replace(
+        chat=[training.chat[i] for i in kept], rows=[training.rows[i] for i in kept]
+    )
+    return left, {"copies_left_out": {"examples": len(lines), "lines": lines[:LISTED_LINES]}}
+
+
 def estimate(
     model: Any, data: TuneData, hyper: ResolvedHyperparameters, steps: int, spec: JobSpec
 ) -> dict[str, Any]:
@@ -175,6 +193,10 @@ def run_key(spec: JobSpec, fingerprint: str, data: TuneData, hyper: ResolvedHype
     digest.update(f"{spec.method} {spec.seed}".encode())
     if spec.scheduler_checkpoint is not None:
         digest.update(folder_sha256(spec.scheduler_checkpoint).encode())
+    if spec.parent_adapter is not None:
+        digest.update(parent_sha256(spec.parent_adapter).encode())
+    if spec.privacy is not None:
+        digest.update(spec.privacy.model_dump_json().encode())
     if spec.scorer is not None:
         digest.update(spec.scorer.model_dump_json().encode())
     for rows in data:

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from defenses.panacea.layers import layer_coefficients
-from evaluators.harmfulness.judge import HarmfulnessSample
 from workers.pipeline.bundle import (
     ADAPTER,
     ADAPTER_BEFORE,
@@ -21,6 +21,7 @@ from workers.pipeline.bundle import (
     MANIFEST,
     PERTURBATION,
     REPORT,
+    SAMPLES,
     SCHEDULER,
 )
 from workers.pipeline.folders import write_folder
@@ -39,7 +40,8 @@ class ArtifactChanged(RuntimeError):
 def save_adapter(model: Any, base_name: str, folder: Path) -> str:
     """Write adapter_model.safetensors and adapter_config.json; returns the weights' SHA-256.
 
-    The config names the catalogue entry, not a cache folder of this machine.
+    The config names the catalogue entry, not a cache folder of this machine. Raises ArtifactChanged
+    unless the file holds, bit for bit, the adapter that is in memory and will be evaluated.
     """
 
     def fill(aside: Path) -> None:
@@ -51,7 +53,29 @@ def save_adapter(model: Any, base_name: str, folder: Path) -> str:
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
     write_folder(folder, fill)
+    _check_saved(model, folder / ADAPTER)
     return file_sha256(folder / ADAPTER)
+
+
+def _check_saved(model: Any, path: Path) -> None:
+    """The artifact that is released is the very one that answers the evaluation's questions."""
+    saved = load_file(path)
+    for name, parameter in trainable(model).items():
+        # peft leaves out the adapter's own name.
+        tensor = saved.pop(name.replace(".default.", "."), None)
+        if tensor is None or not _same_bits(tensor, parameter.detach().cpu()):
+            raise ArtifactChanged(f"the saved adapter differs from the tuned one in {name}")
+    if saved:
+        raise ArtifactChanged(f"the saved adapter has a tensor too many: {min(saved)}")
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    # torch.equal would call a NaN different from itself.
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    )
 
 
 def save_perturbation(model: Any, perturbed: Perturbed, folder: Path) -> None:
@@ -81,12 +105,13 @@ def publish(
     tokenizer: Any,
     report: Mapping[str, Any],
     weights: pa.Table | None,
-    samples: Mapping[str, Sequence[HarmfulnessSample]],
+    samples: pa.Table,
     perturbation: Path | None,
     scheduler: Path | None = None,
 ) -> None:
     """Assemble the bundle folder; it exists only when it is whole.
 
+    samples: every answer with its scores (samples.sample_table).
     perturbation, scheduler: folders that become the bundle's of these names; None: there is none.
     Raises ArtifactChanged if the adapter's hash is not the one that the gate judged.
     """
@@ -104,7 +129,7 @@ def publish(
                 _copy(folder, aside / name)
         if weights is not None:
             pq.write_table(weights, aside / "safety_weights.parquet")
-        pq.write_table(_sample_table(samples), aside / "evaluation_samples.parquet")
+        pq.write_table(samples, aside / SAMPLES)
         text = json.dumps(report, indent=2, allow_nan=False)
         (aside / REPORT).write_text(text + "\n", "utf-8")
         manifest = {
@@ -147,15 +172,6 @@ def weight_table(tuned: Tuned, rows: Sequence[TokenRow | PairRow]) -> pa.Table |
             "kept": [kept is None or row in kept for row in range(len(rows))],
         }
     )
-
-
-def _sample_table(samples: Mapping[str, Sequence[HarmfulnessSample]]) -> pa.Table:
-    rows = [
-        {"model": model, **sample.model_dump()}
-        for model, answered in samples.items()
-        for sample in answered
-    ]
-    return pa.Table.from_pylist(rows)
 
 
 def _copy(source: Path, target: Path) -> None:

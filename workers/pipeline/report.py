@@ -11,15 +11,15 @@ from torch import Tensor
 from defenses.bds.canaries import CanaryCheck
 from defenses.bds.ranking import effective_sample_size, ranked_rows, trusted_mass_share
 from evaluators.gate.verdict import GateDecision
-from evaluators.harmfulness.scorer import EmbeddedScorer
 from evaluators.metric import Metric
 from jobspec.defense import TrustedOptions, TuningOptions
 from jobspec.hyperparameters import ResolvedHyperparameters
 from jobspec.spec import JobSpec
 from workers.pipeline.canaries import Canaries, Flagged
 from workers.pipeline.conditions import ConditionFacts, conditions
-from workers.pipeline.evaluate import EvaluationPlan
+from workers.pipeline.evaluate import Evaluated, Judges, evaluation_report
 from workers.pipeline.models import LoadedModel
+from workers.pipeline.parent import lineage
 from workers.pipeline.perturb import Perturbed
 from workers.pipeline.trusted import AlignmentSet
 from workers.pipeline.tune import Tuned, TuneData
@@ -29,7 +29,7 @@ DISTRUSTED_ROWS = 10
 LISTED_LINES = 20
 # Fields of the options that the scheduler's block repeats, where a method has them.
 OPTION_FIELDS = ("form", "sampler", "transform", "learning_rate", "keep_share")
-SUMMARY = ("metrics", "base_metrics", "gate", "base_gate", "defense", "timings")
+SUMMARY = ("metrics", "base_metrics", "gate", "base_gate", "defense", "artifact", "timings")
 
 
 class Facts(NamedTuple):
@@ -37,8 +37,8 @@ class Facts(NamedTuple):
 
     spec: JobSpec
     base: LoadedModel
-    scorer: EmbeddedScorer
-    plan: EvaluationPlan
+    judges: Judges
+    evaluated: Evaluated
     data: TuneData
     data_report: dict[str, Any]
     hyper: ResolvedHyperparameters
@@ -54,6 +54,7 @@ class Facts(NamedTuple):
     flagged: Flagged
     metrics: dict[str, Metric]
     base_metrics: dict[str, Metric]
+    group_metrics: dict[str, dict[str, Metric]]
     decision: GateDecision
     base_decision: GateDecision
     adapter_sha256: str
@@ -62,13 +63,17 @@ class Facts(NamedTuple):
 
 def build_report(facts: Facts) -> dict[str, Any]:
     """The content of report.json. It holds no prompt and no answer."""
-    spec, plan, scorer, tuned = facts.spec, facts.plan, facts.scorer, facts.tuned
-    perturbed = facts.perturbed
+    spec, tuned, perturbed = facts.spec, facts.tuned, facts.perturbed
+    evaluated, judges = facts.evaluated, facts.judges
     return {
         "version": REPORT_VERSION,
         "job_id": spec.job_id,
         "seed": spec.seed,
-        "model": {"name": spec.model.name, "fingerprint": facts.base.fingerprint},
+        "model": {
+            "name": spec.model.name,
+            "fingerprint": facts.base.fingerprint,
+            **lineage(spec),
+        },
         "data": facts.data_report,
         "hyperparameters": facts.hyper.model_dump(),
         "steps": facts.steps,
@@ -84,24 +89,20 @@ def build_report(facts: Facts) -> dict[str, Any]:
         "base_metrics": {
             name: metric.model_dump(mode="json") for name, metric in facts.base_metrics.items()
         },
+        "group_metrics": {
+            name: {group: metric.model_dump(mode="json") for group, metric in groups.items()}
+            for name, groups in facts.group_metrics.items()
+        },
         "gate": facts.decision.model_dump(mode="json"),
         "base_gate": facts.base_decision.model_dump(mode="json"),
-        "evaluation": {
-            "scorer": {
-                "id": scorer.id,
-                "version": scorer.version,
-                "threshold": scorer.threshold,
-                "coefficients_sha256": scorer.coefficients_sha256,
-            },
-            "embedder": scorer.embedder.id,
-            "prompt_sets": dict(plan.prompt_sets),
-            "utility": {
-                "kind": plan.utility.kind,
-                "source": plan.utility.source,
-                "rows": len(plan.utility.rows),
-            },
-            "options": plan.options.model_dump(mode="json"),
-        },
+        "evaluation": evaluation_report(
+            evaluated.plan,
+            judges.scorer,
+            judges.harm,
+            evaluated.measured,
+            evaluated.reference,
+            evaluated.stopped_early,
+        ),
         "artifact": {"adapter_sha256": facts.adapter_sha256},
         "timings": dict(facts.seconds),
         "versions": {

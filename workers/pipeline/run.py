@@ -4,58 +4,45 @@ Reads top to bottom. Everything it leaves lies in the work folder; a later attem
 folder continues after the last thing that was complete.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from defenses.bds.canaries import CanaryCheck
 from defenses.panacea.perturbation import apply_perturbation
-from evaluators.gate.policy import Policy, default_policy
+from evaluators.gate.shortfall import suite_shortfalls
 from evaluators.gate.verdict import decide
-from evaluators.harmfulness.scorer import EmbeddedScorer
 from jobspec.hyperparameters import DEFAULT_BETA
 from jobspec.spec import JobSpec
 from workers.pipeline.canaries import check_canaries
 from workers.pipeline.emit import Emit
-from workers.pipeline.evaluate import baseline, measure, metrics_of, plan_evaluation
-from workers.pipeline.failure import PipelineFailure, Stopped
+from workers.pipeline.evaluate import (
+    Respondent,
+    answers_folder,
+    base_respondent,
+    evaluate,
+    group_metrics_of,
+    load_judges,
+    metrics_of,
+    plan_evaluation,
+)
+from workers.pipeline.failure import Stopped
 from workers.pipeline.features import save_scheduler
 from workers.pipeline.models import LoadedModel, attach_adapter, load_base, trainable
+from workers.pipeline.parent import parent_weights
 from workers.pipeline.perturb import Judging, perturb
 from workers.pipeline.prepare import estimate, prepare, run_key
+from workers.pipeline.private_plan import plan_privacy, privacy_report
 from workers.pipeline.processes import ALONE, Processes
 from workers.pipeline.publish import publish, save_adapter, save_perturbation, weight_table
 from workers.pipeline.repairs import check_repair
 from workers.pipeline.report import SUMMARY, Facts, build_report
-from workers.pipeline.sections import Sections
+from workers.pipeline.samples import sample_table
+from workers.pipeline.stages import Stages, policy_of
 from workers.pipeline.tune import TuneSettings, total_steps, tune
 from workers.pipeline.validate import Dataset, load_dataset, load_preferences, overlap
-
-
-class Stages:
-    """Announces stages and keeps how long each took."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        self._emit("stage", stage=name)
-        with self.timed(name):
-            yield
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Keep how long a part took, without announcing it as a stage."""
-        started = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - started, 3)
 
 
 def run_job(
@@ -73,7 +60,7 @@ def run_job(
     work.mkdir(parents=True, exist_ok=True)
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    policy = _policy(spec)
+    policy = policy_of(spec.policy, spec.evaluation)
     stages = Stages(emit)
 
     with stages.stage("validating"):
@@ -89,13 +76,17 @@ def run_job(
             held_out.rows,
             held_out=validation is not None,
             seed=spec.seed,
+            training=training.chat,
         )
-        scorer = EmbeddedScorer.load()
-        inputs = prepare(spec, base, scorer, training, validation)
+        judges = load_judges(spec.evaluation)
+        inputs = prepare(spec, base, judges.scorer, training, validation)
         data_report |= inputs.filtered
         data, hyper = inputs.data, inputs.hyper
-        model = attach_adapter(base.model, spec.model.lora, spec.seed)
+        model = attach_adapter(
+            base.model, spec.model.lora, spec.seed, parent_weights(spec, base.fingerprint)
+        )
         steps = total_steps(len(data.user), hyper, spec.defense.scheduler)
+        private = plan_privacy(spec, len(data.user), hyper, work, emit, stop)
         emit(
             "validated",
             hyperparameters=hyper.model_dump(),
@@ -116,6 +107,7 @@ def run_job(
             beta=getattr(hyper, "beta", DEFAULT_BETA),
             features=inputs.features,
             make_method=inputs.make_method,
+            private=private,
         )
         tuned = tune(model, data, settings, work, emit, stop, processes)
     processes.close()
@@ -123,16 +115,11 @@ def run_job(
         return None
 
     with stages.stage("perturbing"):
-        judging = Judging(
-            policy, plan, scorer, base, work / "evaluation", spec.cache_dir / "baselines"
-        )
+        kept, cache = work / "evaluation", spec.cache_dir / "baselines"
+        judging = Judging(policy, plan, judges, base, kept, cache)
         perturbed = perturb(model, tuned, data.harmful, spec, judging, emit, stop)
 
     with stages.stage("evaluating"):
-        with stages.timed("evaluating_base"):
-            reference = baseline(
-                model, base, scorer, plan, spec.cache_dir / "baselines", emit, stop
-            )
         folder = work / "perturbation"
         if perturbed is not None:
             save_perturbation(model, perturbed, folder)
@@ -142,15 +129,16 @@ def run_job(
             0.0 if perturbed is None else perturbed.scale,
         ):
             adapter_sha256 = save_adapter(model, spec.model.name, work / "adapter")
-            measured = measure(
-                model,
-                base.tokenizer,
-                scorer,
+            answers = answers_folder(kept, f"{base.fingerprint} {adapter_sha256}")
+            evaluated = evaluate(
+                Respondent(model, base.tokenizer, "tuned model", answers),
+                base_respondent(model, base, cache),
                 plan,
-                Sections(work / "evaluation" / plan.key(adapter_sha256, scorer)),
-                "tuned model",
+                judges,
+                policy,
                 emit,
                 stop,
+                stages.timed,
             )
         transform = getattr(spec.defense.scheduler, "transform", None)
         at_end, while_tuning = (
@@ -160,23 +148,29 @@ def run_job(
         # A ranking that was right only after the last step did not protect the model.
         check = min(at_end, while_tuning, key=lambda one: _auc_or(one, 1.0))
         check = check if check.auc.value is not None else at_end
-        metrics = metrics_of(measured, reference, plan, scorer)
+        measured, reference = evaluated.measured, evaluated.reference
+        assert reference is not None
+        metrics = metrics_of(measured, reference, evaluated.plan, judges.scorer)
         metrics["defense.canary_auc"] = check.auc
-        base_metrics = metrics_of(reference, reference, plan, scorer)
+        base_metrics = metrics_of(reference, reference, evaluated.plan, judges.scorer)
+        group_metrics = group_metrics_of(measured, reference, evaluated.plan, judges.scorer)
 
     with stages.stage("gating"):
-        decision = decide(policy, metrics)
-        base_decision = decide(policy, base_metrics)
+        short = suite_shortfalls(plan.suites)
+        decision = decide(policy, metrics, group_metrics, short)
+        base_groups = group_metrics_of(reference, reference, evaluated.plan, judges.scorer)
+        base_decision = decide(policy, base_metrics, base_groups, short)
 
     with stages.stage("publishing"):
         report = build_report(
             Facts(
-                spec, base, scorer, plan, data, data_report, hyper, steps, tuned, perturbed,
+                spec, base, judges, evaluated, data, data_report, hyper, steps, tuned, perturbed,
                 inputs.alignment, inputs.canaries, check, while_tuning.auc.value, at_end.auc.value,
-                inputs.uses_canaries, inputs.flagged, metrics, base_metrics, decision,
-                base_decision, adapter_sha256, stages.seconds,
+                inputs.uses_canaries, inputs.flagged, metrics, base_metrics, group_metrics,
+                decision, base_decision, adapter_sha256, stages.seconds,
             )
         )  # fmt: skip
+        report |= privacy_report(spec, private, tuned.spent, len(data.user))
         for condition in report["defense"]["conditions"]:
             emit(
                 "message",
@@ -191,7 +185,9 @@ def run_job(
             base.tokenizer,
             report,
             weight_table(tuned, data.user),
-            {"base": reference.samples, "tuned": measured.samples},
+            sample_table(
+                {"base": reference.answers, "tuned": measured.answers}, judges.scorer, judges.harm
+            ),
             None if perturbed is None else folder,
             save_scheduler(
                 tuned.method, spec.defense.scheduler, inputs.features, work / "scheduler"
@@ -202,7 +198,7 @@ def run_job(
         verdict=decision.verdict,
         bundle=str(work / "bundle"),
         trained_tokens=tuned.trained_tokens,
-        report={key: report[key] for key in SUMMARY},
+        report={key: report[key] for key in (*SUMMARY, "privacy") if key in report},
     )
     return report
 
@@ -238,19 +234,6 @@ def _load_data(spec: JobSpec, base: LoadedModel) -> tuple[Dataset, Dataset | Non
 
 def _auc_or(check: CanaryCheck, missing: float) -> float:
     return missing if check.auc.value is None else check.auc.value
-
-
-def _policy(spec: JobSpec) -> Policy:
-    if spec.policy is None:
-        return default_policy()
-    try:
-        return Policy.model_validate(spec.policy)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise PipelineFailure(
-            "invalid_spec", f"The gate policy is not valid: {where}: {first['msg']}."
-        ) from error
 
 
 def _check_stop(stop: Callable[[], bool]) -> None:

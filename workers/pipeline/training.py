@@ -93,6 +93,8 @@ class Training:
         self.tuned_weights: Tensor | None = None
         self.perturbation: dict[str, Tensor] | None = None
         self.coefficients = CoefficientAverage()
+        # Privacy spent so far, as (sigma, q, steps); stays empty where steps are not noised.
+        self.spent: list[tuple[float, float, int]] = []
         repair = defense.perturbation
         chosen = repair.rho if isinstance(repair, PerturbationOptions) else None
         self.rho = chosen or relative_rho(self.parameters)

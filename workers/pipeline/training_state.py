@@ -35,6 +35,7 @@ def training_state(run: "Training") -> TrainingState:
         "counters": run.counters,
         "metrics": run.metrics,
         "rho": run.rho,
+        "spent": run.spent,
     }
     return TrainingState(run.step, run.settings.key, tensors, numbers)
 
@@ -65,6 +66,7 @@ def resume(run: "Training") -> None:
     run.counters = numbers["counters"]
     run.metrics = numbers["metrics"]
     run.rho = numbers["rho"]
+    run.spent[:] = [(sigma, rate, steps) for sigma, rate, steps in numbers.get("spent", [])]
     run.emit(
         "message",
         level="info",

@@ -38,6 +38,7 @@ from jobspec.hyperparameters import ResolvedHyperparameters
 from workers.pipeline.emit import Emit
 from workers.pipeline.failure import PipelineFailure, Stopped
 from workers.pipeline.models import trainable
+from workers.pipeline.private_training import PrivateTraining
 from workers.pipeline.processes import ALONE, Processes
 from workers.pipeline.training import Training
 from workers.pipeline.training_state import resume
@@ -52,6 +53,7 @@ class Tuned:
 
     kept: ids of the rows that were learned in the end, where a method chose among them.
     coefficients: Panacea's layer coefficients, averaged over the last tenth of the steps.
+    spent: privacy spent, as (sigma, q, steps); empty without privacy.
     tuned_logits, tuned_weights: the method's logits (with canaries) and weights in the last steps,
     where the method was rescored after them.
     """
@@ -67,6 +69,7 @@ class Tuned:
     coefficients: dict[int, float] | None = None
     tuned_logits: Tensor | None = None
     tuned_weights: Tensor | None = None
+    spent: list[tuple[float, float, int]] = field(default_factory=list)
 
     def weights(self) -> Tensor | None:
         """The safety weights that the model was tuned with last."""
@@ -103,6 +106,8 @@ def tune(
     try:
         if isinstance(settings.defense.scheduler, SealOptions):
             return _tune_selected(model, data, settings, work, emit, stop, processes)
+        if settings.private is not None:
+            return _tune_privately(model, data, settings, work, emit, stop, processes)
         return _run(Training(model, data, settings, work, emit, stop, processes))
     except MethodError as error:
         raise PipelineFailure("invalid_spec", f"The defense cannot run: {error}.") from error
@@ -134,7 +139,26 @@ def _run(training: Training) -> Tuned:
         coefficients=training.coefficients.result(),
         tuned_logits=training.tuned_logits,
         tuned_weights=training.tuned_weights,
+        spent=training.spent,
     )
+
+
+def _tune_privately(
+    model: Any,
+    data: TuneData,
+    settings: TuneSettings,
+    work: Path,
+    emit: Emit,
+    stop: Callable[[], bool],
+    processes: Processes,
+) -> Tuned:
+    training = PrivateTraining(model, data, settings, work, emit, stop, processes)
+    try:
+        tuned = _run(training)
+    finally:
+        training.close()
+    training.check_moved()
+    return tuned
 
 
 def _tune_selected(

@@ -8,6 +8,7 @@ from jobspec.catalogue import LoraDefaults
 from jobspec.defense import DefenseOptions
 from jobspec.hyperparameters import ResolvedHyperparameters
 from jobspec.spec import CheckpointOptions
+from workers.pipeline.private_noise import Randomness
 from workers.pipeline.rows import PairRow, TokenRow
 
 
@@ -28,12 +29,26 @@ class TuneData(NamedTuple):
         return [*self.canaries_harmful, *self.canaries_benign]
 
 
+class PrivatePlan(NamedTuple):
+    """Tuning with differential privacy, decided before the first step.
+
+    noise_multiplier: sigma. sampling_rate: q, chance of a row to be in a step. steps: T. clip: C,
+    largest L2 norm of a row's gradient. randomness: of each step; only tests pass a seeded one.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    clip: float
+    randomness: Randomness
+
+
 class TuneSettings(NamedTuple):
     """How to tune. `key` names the run, so that only its own checkpoints are resumed.
 
     beta: of the preference loss, for pairs. features: what a neural scheduler reads of user rows
     and canaries. make_method: builds the tuning-stage method where the registry's own way does not
-    do, such as a scheduler that was trained before.
+    do, such as a scheduler that was trained before. private: the steps are those of DP-SGD.
     """
 
     hyperparameters: ResolvedHyperparameters
@@ -45,3 +60,4 @@ class TuneSettings(NamedTuple):
     beta: float = 0.1
     features: RowFeatures | None = None
     make_method: Callable[[MethodContext], TuningMethod] | None = None
+    private: PrivatePlan | None = None
