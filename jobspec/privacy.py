@@ -35,7 +35,7 @@ class PrivacyOptions(Frozen):
     """DP-SGD on the adapter. Give the noise itself, or the target that it has to keep."""
 
     noise_multiplier: float | None = Field(
-        None, ge=0.05, le=1000, description="sigma: standard deviation of the noise over the clip"
+        None, ge=0.3, le=1000, description="sigma: standard deviation of the noise over the clip"
     )
     target: PrivacyTarget | None = Field(
         None, description="largest success of an attack, instead of noise_multiplier"

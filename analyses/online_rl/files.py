@@ -81,7 +81,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 return {name: torch.as_tensor(arrays[name]) for name in arrays.files}
         tensors: dict[str, Tensor] = load_file(path)
         return tensors
-    except (ValueError, OSError, zipfile.BadZipFile, SafetensorError) as error:
+    except (TypeError, ValueError, OSError, zipfile.BadZipFile, SafetensorError) as error:
         raise AnalysisError(
             f"the policy file is no safetensors or npz: {error}", "policy"
         ) from error

@@ -268,6 +268,8 @@ def _numbers(columns: Columns, name: str, param: str) -> NDArray[np.float64]:
         values = np.asarray(columns[name], dtype=np.float64).ravel()
     except (TypeError, ValueError) as error:
         raise AnalysisError(f"{param}: {name} is not numeric: {error}", param) from error
+    if len(values) != len(columns[name]) and name != "last_value":
+        raise AnalysisError(f"{param}: {name} is one number a record", param)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise AnalysisError(f"{param}: {name} of record {bad[0]} is not a finite number", param)

@@ -204,6 +204,8 @@ def _monte_carlo(columns: Columns, request: OnlineRLRequest) -> Floats | None:
         return None
     if states.dtype.kind not in "iu" or actions.dtype.kind not in "iu":
         return None
+    if any(columns[name].dtype.kind not in "iufb" for name in ("reward", "done")):
+        return None
     return monte_carlo_advantages(
         states.ravel(), actions.ravel(), columns["reward"], columns["done"], request.ppo.gamma
     )

@@ -23,6 +23,7 @@ WORSE_IS_HIGHER = (
     "harmfulness.score_plus_gap",
     "harmfulness.change_vs_base",
     "harmfulness.unresolved",
+    "harmfulness.one_word",
 )
 _CHANGE = "harmfulness.change_vs_base"
 _CHANGE_P = "harmfulness.change_p"

@@ -516,6 +516,7 @@ def test_another_snapshot_is_noticed(recorded: Any) -> None:
         ({}, {"advantage": np.r_[np.zeros(39), np.nan]}, "advantage of record 39 is not a finite"),
         ({}, {"advantage": None}, "lacks value .*advantage is absent"),
         ({}, {"logp_old": None}, "lacks logp_old"),
+        ({}, {"advantage": np.zeros((40, 2))}, "advantage is one number a record"),
         ({}, {"logp_old": np.zeros(3)}, "logp_old has 3 values, obs has 40"),
         ({}, {"obs": np.zeros((40, 3))}, "an observation has 3 numbers, the policy reads 5"),
         ({"minibatch_ids": [0, 1]}, {}, "2 values for 40 records"),
@@ -554,6 +555,13 @@ def test_a_file_that_is_no_buffer_is_refused(recorded: Any, tmp_path: Path) -> N
         read_columns(tmp_path / "wrong", "buffer")
     with pytest.raises(AnalysisError, match="no safetensors or npz"):
         read_tensors(tmp_path / "wrong")
+    np.savez(tmp_path / "words.npz", weight=np.array(["a"]))
+    with pytest.raises(AnalysisError, match="no safetensors or npz"):
+        read_tensors(tmp_path / "words.npz")
+
+
+def test_rewards_that_are_no_numbers_only_cost_the_comparison_with_returns(recorded: Any) -> None:
+    assert len(recorded({}, {"reward": np.full(40, "x")})["records"]) == 40
 
 
 def test_a_stop_ends_the_replay(recorded: Any) -> None:

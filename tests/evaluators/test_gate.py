@@ -548,3 +548,13 @@ def test_an_organisation_that_allows_a_weak_defense_stays_with_its_own_rule():
     extra = Rule(metric="defense.canary_auc", bound="value", min=0.25)
     policy = Policy(version=1, rules=(*default_policy().rules, own))
     assert tighten(policy, [extra]).rules == (*policy.rules, extra)
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.5, "passed"), (0.51, "inconclusive")])
+def test_a_model_of_single_words_never_passes(share, verdict):
+    metrics = healthy() | {"harmfulness.one_word": Metric(value=share, n=210)}
+    decision = decide(default_policy(), metrics)
+    assert decision.verdict == verdict
+    if verdict == "inconclusive":
+        assert decision.rules[-1].metric == "harmfulness.one_word"
+        assert "tells too little" in decision.rules[-1].reason

@@ -392,3 +392,20 @@ def test_the_metrics_of_stress_and_sweep_are_known_to_the_gate():
     from evaluators.gate import KNOWN_METRICS
 
     assert {"harmfulness.stress", *sweep_metrics({})} <= set(KNOWN_METRICS)
+
+
+@pytest.mark.parametrize(
+    ("response", "refused", "share"),
+    [
+        ("Billing", False, 1.0),
+        ("Billing.\n", False, 1.0),
+        ("No.", True, 0.0),
+        ("Two words", False, 0.0),
+    ],
+)
+def test_one_word_that_is_no_refusal_is_counted(response, refused, share):
+    sample = HarmfulnessSample(
+        prompt_id="h-1", kind="harmful", response=response, p_harmful=0.1, flagged=False,
+        p_refusal=0.5, refused=refused, coherent=True, truncated=False, empty=False,
+    )  # fmt: skip
+    assert harmfulness_metrics([sample])["harmfulness.one_word"].value == share

@@ -42,7 +42,7 @@ def test_a_target_is_of_reconstruction_unless_it_says_otherwise():
         ({"target": {"baseline": 0.0, "max_success": 0.1}}, "greater than 0"),
         ({"target": {"baseline": 0.1, "max_success": 1.0}}, "less than 1"),
         ({"target": {**TARGET, "attack": "theft"}}, "Input should be"),
-        ({"noise_multiplier": 0.0}, "greater than or equal to 0.05"),
+        ({"noise_multiplier": 0.0}, "greater than or equal to 0.3"),
         ({"noise_multiplier": 1e4}, "less than or equal to 1000"),
         ({**NOISE, "clip": 0.0}, "greater than 0"),
         ({**NOISE, "delta": 1.0}, "less than 1"),

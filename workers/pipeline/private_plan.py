@@ -58,7 +58,7 @@ def plan_privacy(
 
     q = B/N and T = n_epochs ceil(N/B). Where a target is given, sigma is the least that keeps it
     over all T steps, and an event tells it. Raises PipelineFailure(invalid_spec) for a target that
-    no noise keeps, or that needs none, and Stopped.
+    no noise keeps, or that needs none, and for noise that cannot be accounted for; and Stopped.
     """
     options = spec.privacy
     if options is None:
@@ -75,7 +75,23 @@ def plan_privacy(
     sigma = options.noise_multiplier
     if sigma is None:
         sigma = _calibrated(options, rate, steps, work, emit, stop)
+    else:
+        _check_accountable(Phase(noise_multiplier=sigma, sampling_rate=rate, steps=steps))
     return PrivatePlan(sigma, rate, steps, options.clip, secret)
+
+
+def _check_accountable(phase: Phase) -> None:
+    """Account for the whole run before its first step: what cannot be accounted for is not tuned.
+    The report finds the losses in the accountant's cache."""
+    try:
+        for adjacency in get_args(Adjacency):
+            dp_sgd_losses((phase,), adjacency)
+    except AnalysisError as error:
+        raise PipelineFailure(
+            "invalid_spec",
+            f"privacy.noise_multiplier: {error}.",
+            param="privacy.noise_multiplier",
+        ) from error
 
 
 def _calibrated(
