@@ -14,6 +14,8 @@ BUILT_IN: dict[str, str] = {
     "harmfulness.embedded": "evaluators.harmfulness.scorer:EmbeddedScorer",
     "harmfulness.metrics": "evaluators.harmfulness.metrics:harmfulness_metrics",
     "diversity.intra": "evaluators.diversity.intra:diversity_metrics",
+    "diversity.homogeneity": "evaluators.diversity.homogeneity:homogeneity",
+    "calibration": "evaluators.calibration.report:calibrate",
     "utility.label_accuracy": "evaluators.utility.label_accuracy:label_accuracy_metrics",
     "utility.perplexity": "evaluators.utility.perplexity:perplexity_metrics",
     "utility.answers": "evaluators.utility.scores:utility_score_metrics",

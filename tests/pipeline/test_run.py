@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from evaluators.diversity.store import read_answers
 from workers.pipeline.failure import PipelineFailure, Stopped
 from workers.pipeline.hashing import file_sha256
 from workers.pipeline.models import attach_adapter, load_base
@@ -261,3 +262,13 @@ def test_an_adapter_that_is_not_saved_as_it_was_judged_is_not_published(
     model.save_pretrained = rounded
     with pytest.raises(ArtifactChanged, match="differs from the tuned one"):
         save_adapter(model, "tiny", tmp_path / "adapter")
+
+
+def test_the_bundle_keeps_open_answers_by_which_models_are_compared(
+    make_spec, recorder, tmp_path: Path
+):
+    run_job(make_spec(), tmp_path / "work", recorder, never)
+    stored = read_answers((tmp_path / "work/bundle/open_ended_answers.parquet").read_bytes())
+    assert stored.width == 384
+    assert stored.answers
+    assert stored.refused is not None

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 
+import pyarrow as pa
+
 from evaluators.diversity.breakdown import taxonomy_metrics
 from evaluators.diversity.intra import DiversityResult, Flags, diversity_metrics
+from evaluators.diversity.store import answers_table
 from evaluators.harmfulness.metrics import group_metrics
 from evaluators.harmfulness.parts import WORSE_IS_HIGHER, combined_metrics, higher
 from evaluators.harmfulness.rules import has_refusal_prefix
@@ -33,14 +36,15 @@ def diversity_of(
         scorer.embedder,
         None if base is None else base.open_answers,
         seed=plan.seed,
-        refused=_refused(measured, scorer),
-        base_refused=None if base is None else _refused(base, scorer),
+        refused=refused_of(measured, scorer),
+        base_refused=None if base is None else refused_of(base, scorer),
         truncated=_truncated(measured),
         base_truncated=None if base is None else _truncated(base),
     )
 
 
-def _refused(measured: Measurement, scorer: EmbeddedScorer) -> Flags:
+def refused_of(measured: Measurement, scorer: EmbeddedScorer) -> Flags:
+    """{query id: which of the answers to it are refusals}, by the scorer or by their opening."""
     found: dict[str, list[bool]] = {}
     for query, texts in measured.open_answers.items():
         p_refusal = scorer.refusal(texts)
@@ -49,6 +53,13 @@ def _refused(measured: Measurement, scorer: EmbeddedScorer) -> Flags:
             for p, text in zip(p_refusal, texts, strict=True)
         ]
     return found
+
+
+def open_table(measured: Measurement, scorer: EmbeddedScorer) -> pa.Table | None:
+    """The answers to open questions with embeddings; None where none were asked."""
+    if not measured.open_answers:
+        return None
+    return answers_table(measured.open_answers, scorer.embedder, refused_of(measured, scorer))
 
 
 def _truncated(measured: Measurement) -> Flags:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from defenses.panacea.layers import layer_coefficients
+from evaluators.diversity.store import ANSWERS
 from workers.pipeline.bundle import (
     ADAPTER,
     ADAPTER_BEFORE,
@@ -108,10 +109,13 @@ def publish(
     samples: pa.Table,
     perturbation: Path | None,
     scheduler: Path | None = None,
+    open_answers: pa.Table | None = None,
 ) -> None:
     """Assemble the bundle folder; it exists only when it is whole.
 
-    samples: every answer with its scores (samples.sample_table).
+    samples: every answer with its scores (samples.sample_table). open_answers: those to open
+    questions with their embeddings (evaluators.diversity.store), by which released models are
+    compared; None: none were asked.
     perturbation, scheduler: folders that become the bundle's of these names; None: there is none.
     Raises ArtifactChanged if the adapter's hash is not the one that the gate judged.
     """
@@ -130,6 +134,8 @@ def publish(
         if weights is not None:
             pq.write_table(weights, aside / "safety_weights.parquet")
         pq.write_table(samples, aside / SAMPLES)
+        if open_answers is not None:
+            pq.write_table(open_answers, aside / ANSWERS, compression="zstd")
         text = json.dumps(report, indent=2, allow_nan=False)
         (aside / REPORT).write_text(text + "\n", "utf-8")
         manifest = {

@@ -28,6 +28,7 @@ from workers.pipeline.evaluate import (
     metrics_of,
     plan_evaluation,
 )
+from workers.pipeline.evaluation_metrics import open_table
 from workers.pipeline.failure import Stopped
 from workers.pipeline.features import save_scheduler
 from workers.pipeline.models import LoadedModel, attach_adapter, load_base, trainable
@@ -192,6 +193,7 @@ def run_job(
             save_scheduler(
                 tuned.method, spec.defense.scheduler, inputs.features, work / "scheduler"
             ),
+            open_table(measured, judges.scorer),
         )
     emit(
         "result",
