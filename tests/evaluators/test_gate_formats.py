@@ -469,3 +469,15 @@ def test_a_skipped_rule_is_no_reason_to_refuse_the_stored_verdict() -> None:
     checked = recheck(found, None)
     assert (checked.verdict, checked.decision.rules[1].outcome) == ("passed", "skipped")
     assert "<skipped" in as_junit(checked)
+
+
+@pytest.mark.parametrize("name", ["text", "json", "markdown", "html"])
+def test_the_guarantee_of_a_private_job_is_told_by_every_form_for_people(name: str) -> None:
+    private = report() | {
+        "privacy": {"statement": "At most <5> % with it.", "noise_multiplier": 1.5, "epsilon": 2.0}
+    }
+    text = FORMATS[name](recheck(private, POLICY))
+    assert "5" in text
+    assert "with it." in text
+    assert "<5>" not in text or name in ("text", "json")
+    assert "with it." not in FORMATS[name](recheck(report(), POLICY))

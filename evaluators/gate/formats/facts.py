@@ -191,6 +191,12 @@ def review_of(report: Mapping[str, Any]) -> str | None:
     return clean(words)
 
 
+def privacy_of(report: Mapping[str, Any]) -> str | None:
+    """The guarantee of a private job in one sentence; None for another job."""
+    statement = mapping(report, "privacy").get("statement")
+    return clean(statement) if isinstance(statement, str) else None
+
+
 def base_metrics_of(report: Mapping[str, Any]) -> dict[str, Metric]:
     try:
         return report_metrics(report, "base_metrics")

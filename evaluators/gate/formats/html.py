@@ -14,6 +14,7 @@ from evaluators.gate.formats.facts import (
     groups_of,
     judge_of,
     outcomes_of,
+    privacy_of,
     review_of,
     suites_of,
     templates_of,
@@ -34,6 +35,10 @@ from evaluators.gate.recheck import Checked, report_metrics
 from evaluators.metric import Metric
 
 _RUN = ("model", "seed", "steps", "hyperparameters", "data", "artifact", "timings", "versions")
+_PRIVACY = (
+    *("noise_multiplier", "sampling_rate", "steps", "clip", "rows"),
+    *("delta", "epsilon", "epsilon_replace_one", "target"),
+)
 _EVALUATION = ("embedder", "prompt_sets", "protocol", "stopped_early", "utility", "options")
 _LEGEND = (
     "Blue: the tuned model with its 95 % interval. Hollow: the base model. Lines: limits of the "
@@ -62,6 +67,7 @@ def as_html(checked: Checked) -> str:
         section("Judge", _judge(judge)),
         section("Suites", _suites(report)),
         section("Evidence of other tools", _evidence(checked.evidence)),
+        section("Privacy", _privacy(report)),
         section("Metrics", _metrics(tuned, base)),
         section("Defense conditions", _warnings(report)),
         section("Canaries", _pairs(flat(mapping(scheduler, "canaries")))),
@@ -84,6 +90,15 @@ def _header(checked: Checked, judge: Judge | None) -> str:
         lines.append(f"<p>{_text(SCREENING[0].upper() + SCREENING[1:])}.</p>")
     lines.append(f'<p class="soft mono">{_text(source(checked))}</p>')
     return f'<header class="{escape(checked.verdict)}">{"".join(lines)}</header>'
+
+
+def _privacy(report: Mapping[str, Any]) -> str:
+    statement = privacy_of(report)
+    if statement is None:
+        return ""
+    block = mapping(report, "privacy")
+    numbers = {name: block[name] for name in _PRIVACY if name in block}
+    return f"<p>{_text(statement)}</p>{_pairs(flat(numbers))}"
 
 
 def _rules(checked: Checked) -> str:

@@ -12,6 +12,7 @@ from evaluators.gate.formats.facts import (
     conditions_of,
     judge_of,
     outcomes_of,
+    privacy_of,
     review_of,
     suites_of,
     templates_of,
@@ -43,6 +44,7 @@ def as_data(checked: Checked) -> dict[str, Any]:
         "policy_sha256": checked.decision.policy_sha256,
         "rules": [rule.model_dump(mode="json") for rule in checked.decision.rules],
         "review": review_of(report),
+        "privacy": privacy_of(report),
         "judge": None if judge is None else _judge_data(judge),
         "outcomes": [
             {"model": row.who, "prompts": row.kind, **row.counts, "reasons": row.reasons}
@@ -79,7 +81,7 @@ def fact_lines(checked: Checked) -> list[str]:
     """The judge and its error rates, outcomes with their reasons, hosts, conditions, evidence."""
     report = checked.report
     judge = judge_of(report)
-    lines = [review] if (review := review_of(report)) else []
+    lines = [words for words in (review_of(report), privacy_of(report)) if words]
     if judge is not None:
         lines += judge_lines(judge)
         lines.append(f"hosts contacted: {', '.join(judge.hosts) or 'none'}")
@@ -152,8 +154,7 @@ def as_markdown(checked: Checked) -> str:
             ),
         ),
     ]
-    if (review := review_of(report)) is not None:
-        parts.append(_escape(review))
+    parts += [_escape(words) for words in (review_of(report), privacy_of(report)) if words]
     if judge is not None:
         parts.append(_escape(f"Judge: {judge.id}, version {judge.version}."))
         if judge.screens:
