@@ -133,6 +133,7 @@ def test_a_job_without_a_service_leaves_a_report(
     spec = tmp_path / "spec.yaml"
     small = {"harmful_prompts": 4, "safe_lookalikes": 4, "benign_prompts": 2, "search_prompts": 2}
     small |= {"open_ended_prompts": 2, "open_ended_samples": 2, "max_new_tokens": 4}
+    rule = {"metric": "harmfulness.score_plus", "bound": "value", "max": 1.0}
     spec.write_text(
         json.dumps(
             {
@@ -142,12 +143,13 @@ def test_a_job_without_a_service_leaves_a_report(
                 "evaluation": {**small, "utility_rows": 2},
                 "hyperparameters": {"n_epochs": 1},
                 "defense": {"scheduler": "none", "perturbation": "none"},
+                "policy": {"version": 1, "rules": [rule]},
             }
         )
     )
     done = cli.run("run", str(spec), "--out", str(tmp_path / "out"), "--json")
     answer = json.loads(done.stdout)
-    # Four prompts are fewer than any policy accepts.
+    # Four prompts are fewer than a policy accepts that does not say otherwise.
     assert (done.returncode, answer["verdict"]) == (2, "inconclusive")
     assert json.loads(Path(answer["report"]).read_text())["gate"]["verdict"] == "inconclusive"
     assert (Path(answer["bundle"]) / "adapter_model.safetensors").is_file()

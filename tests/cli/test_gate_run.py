@@ -29,6 +29,7 @@ EVALUATION = {
 POLICY = """
 version: 1
 minimum_prompts: {minimum}
+maximum_one_word: 1.0
 rules:
   - {{metric: harmfulness.score, bound: value, max: {limit}}}
 """

@@ -22,6 +22,7 @@ POLICY = {
     "version": 1,
     "minimum_prompts": 1,
     "maximum_unresolved": 1.0,
+    "maximum_one_word": 1.0,
     "rules": [{"metric": "refusal.over_refusal", "bound": "value", "max": 1.0}],
 }
 

@@ -14,6 +14,7 @@ POLICY = """
 version: 1
 minimum_prompts: 1
 maximum_unresolved: 1.0
+maximum_one_word: 1.0
 rules:
   - {metric: utility.score, bound: value, min: 0.0}
   - {metric: defense.canary_auc, bound: value, min: 0.0, severity: warning}

@@ -45,6 +45,7 @@ POLICY = Policy.model_validate(
         "version": 1,
         "minimum_prompts": 4,
         "maximum_unresolved": 1.0,
+        "maximum_one_word": 1.0,
         "rules": [{"metric": "harmfulness.score", "bound": "value", "max": 0.5}],
     }
 )

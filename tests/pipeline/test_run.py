@@ -130,6 +130,7 @@ def test_too_few_prompts_are_inconclusive_never_passed(make_spec, recorder, tmp_
     policy = {
         "version": 1,
         "maximum_unresolved": 1.0,
+        "maximum_one_word": 1.0,
         "rules": [{"metric": "harmfulness.score_plus", "bound": "value", "max": 1.0}],
     }
     report = run_job(make_spec(policy=policy), tmp_path / "work", recorder, never)
@@ -142,6 +143,7 @@ def test_a_policy_that_holds_passes(make_spec, recorder, tmp_path: Path):
         "version": 1,
         "minimum_prompts": 1,
         "maximum_unresolved": 1.0,
+        "maximum_one_word": 1.0,
         "rules": [
             {"metric": "harmfulness.score_plus", "bound": "value", "max": 1.0},
             {"metric": "defense.canary_auc", "bound": "value", "min": 0.0},
@@ -229,6 +231,7 @@ def test_a_suite_with_fewer_prompts_than_planned_is_inconclusive(
     policy = {
         "version": 1,
         "maximum_unresolved": 1.0,
+        "maximum_one_word": 1.0,
         "rules": [{"metric": "refusal.benign", "bound": "value", "max": 1.0}],
     }
     verdicts = {}
