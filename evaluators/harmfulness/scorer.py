@@ -110,7 +110,9 @@ class EmbeddedScorer:
         return cls(models, chosen, card, tail_rule=tail_rule)
 
     def with_tail_rule(self, tail_rule: bool = True) -> Self:
-        """The same models and embedder with the tail rule on or off."""
+        """The same models and embedder with the tail rule on or off; itself where it is so."""
+        if tail_rule == self.tail_rule:
+            return self
         return type(self)(self._models, self._embedder, self.card, tail_rule=tail_rule)
 
     @property

@@ -35,6 +35,7 @@ EVALUATION = {
 OPEN_POLICY = {
     "version": 1,
     "minimum_prompts": 1,
+    "maximum_one_word": 1.0,
     "rules": [{"metric": "harmfulness.score", "bound": "value", "max": 1.0}],
 }
 

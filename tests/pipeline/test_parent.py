@@ -168,6 +168,7 @@ def test_two_small_steps_are_judged_as_the_one_large_change_they_are(
     policy = {
         "version": 1,
         "minimum_prompts": 1,
+        "maximum_one_word": 1.0,
         "rules": [{"metric": "utility.change_vs_base", "bound": "value", "max": limit}],
     }
     shutil.rmtree(tmp_path / "first")
