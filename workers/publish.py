@@ -259,6 +259,6 @@ def gate_error(job_id: str, verdict: str, report: Mapping[str, Any]) -> JobError
     return JobError(
         "gate_inconclusive",
         f"The safety gate could not decide: {names} was missing, rested on too few prompts, or on "
-        "too many answers without a usable judgement. "
+        "too many answers without a usable judgement or of a single word. "
         f"The tuned model was not released. {where}",
     )

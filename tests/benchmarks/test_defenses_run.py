@@ -140,8 +140,10 @@ def test_ctrl_c_ends_the_cells_and_leaves_nothing_half_written(tmp_path: Path) -
         str(tmp_path), "--arms", "undefended", "--seeds", "0", "--ratios", "0.1",
     ]  # fmt: skip
     process = subprocess.Popen(
-        arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+        arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        # A shell starts what runs in its background with the signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("out/cells/*.settings")) and time.monotonic() < deadline:
         time.sleep(0.1)
