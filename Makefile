@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: demo test lint format bench clean help
 
 help:
-	@echo "make demo    attack, defend, measure and gate a real model through the real gateway (about 10 minutes)"
+	@echo "make demo    attack, defend, measure and gate a real model through the real gateway (about 15 minutes)"
 	@echo "make test    all tests (starts private Redis and PostgreSQL where it can)"
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make bench   benchmarks; results go to benchmarks/results"
