@@ -1,6 +1,5 @@
 """Analyses as a worker sees them: a question with its files, and a result that is stored."""
 
-import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,21 +11,15 @@ from sqlalchemy.orm import Session
 
 from jobspec.analysis import AnalysedJob, AnalysisSpec
 from jobspec.catalogue import load_catalogue
-from service.fine_tuning import attempts
 from service.fine_tuning.attempts import JobError, Lease
 from service.fine_tuning.lifecycle import SUCCEEDED, move
 from service.fine_tuning.repository import append_event
 from service.kit.artifacts import ArtifactMissing, ArtifactStore
 from service.settings import Settings
-from service.store.database import SessionFactory, transaction
 from service.store.models import File, Job
-from workers.bundles import BundleDamaged, check_stored, read_bundle
-from workers.outcome import ChildExit
-from workers.publish import finished_as
-from workers.pulse import DATABASE_AWAY
+from workers.bundles import BundleDamaged, read_bundle
+from workers.results import ResultPublisher
 from workers.workspace import CannotStart, base_entry, fetch_file, job_folder
-
-logger = logging.getLogger("tunegate.worker")
 
 ROOM = "analyses"
 RESULT_FILES = ("result.json", "index.html")
@@ -97,69 +90,21 @@ def prepare(
     return path, folder
 
 
-class AnalysisPublisher:
-    """Stores the result of one attempt under a key of its own; the row follows."""
+class AnalysisPublisher(ResultPublisher):
+    """The result, its tables and its page."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        factory: SessionFactory,
-        artifacts: ArtifactStore,
-        lease: Lease,
-    ) -> None:
-        self._settings = settings
-        self._factory = factory
-        self._artifacts = artifacts
-        self._lease = lease
+    room = ROOM
+    files = RESULT_FILES
 
-    def publish(self, ended: ChildExit) -> str:
-        """Returns how the attempt ended. Can be called again after a database error. Raises
-        BundleDamaged, StorageFull, Fenced."""
-        assert ended.result is not None
-        finished = finished_as(self._factory, self._lease)
-        if finished is not None:
-            return finished
-        folder = Path(str(ended.result.get("bundle")))
-        manifest = read_bundle(folder, RESULT_FILES)
-        key = f"{ROOM}/{self._lease.job_id}/{self._lease.number}"
-        try:
-            check_stored(self._artifacts.put_folder(key, folder), manifest)
-            with transaction(self._factory) as session:
-                job = attempts.own(session, self._lease, self._settings.lease_seconds)
-                if job.cancel_requested:
-                    outcome = "cancelled"
-                    attempts.cancel(session, job)
-                else:
-                    outcome = _settle(session, job, dict(ended.result.get("report") or {}), key)
-                attempts.finish(session, self._lease, outcome, ended.exit_code, ended.log_tail)
-            return outcome
-        finally:
-            self._forget_unless_named(key)
-
-    def _forget_unless_named(self, key: str) -> None:
-        """Remove the bytes that no row names; with the database away nothing is removed."""
-        try:
-            with transaction(self._factory, read_only=True) as session:
-                named = session.scalar(select(Job.artifact).where(Job.id == self._lease.job_id))
-        except DATABASE_AWAY:
-            return
-        if named == key:
-            return
-        try:
-            self._artifacts.delete(key)
-        except Exception as error:
-            logger.warning("%s was not removed (%s)", key, type(error).__name__)
-
-
-def _settle(session: Session, job: Job, report: dict[str, Any], key: str) -> str:
-    job.report = report
-    job.artifact = key
-    job.pause_requested = False
-    for warning in report.get("warnings") or []:
-        append_event(session, job.id, "warn", str(warning))
-    append_event(session, job.id, "info", "The analysis has successfully completed")
-    move(job, SUCCEEDED)
-    return SUCCEEDED
+    def settle(self, session: Session, job: Job, report: dict[str, Any], key: str) -> str:
+        job.report = report
+        job.artifact = key
+        job.pause_requested = False
+        for warning in report.get("warnings") or []:
+            append_event(session, job.id, "warn", str(warning))
+        append_event(session, job.id, "info", "The analysis has successfully completed")
+        move(job, SUCCEEDED)
+        return SUCCEEDED
 
 
 def _file(session: Session, job: Job, file_id: str, param: str) -> File:

@@ -1,6 +1,5 @@
 """Gate runs as a worker sees them: a stored model is judged again, and stays where it is."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,17 @@ from sqlalchemy.orm import Session
 from jobspec.catalogue import load_catalogue
 from jobspec.gate_run import GateRunSpec
 from jobspec.spec import EvaluationOptions
-from service.fine_tuning import attempts
 from service.fine_tuning.attempts import Lease
 from service.fine_tuning.lifecycle import SUCCEEDED, move
 from service.fine_tuning.repository import append_event
 from service.kit.artifacts import ArtifactStore
 from service.settings import Settings
-from service.store.database import SessionFactory, transaction
 from service.store.models import File, Job
 from workers.adapters import AdapterUnavailable, fetch_adapter, lineage
-from workers.bundles import REPORT, check_stored, read_bundle
-from workers.outcome import ChildExit
-from workers.publish import finished_as, gate_results
-from workers.pulse import DATABASE_AWAY
+from workers.bundles import REPORT
+from workers.publish import gate_results
+from workers.results import ResultPublisher
 from workers.workspace import CannotStart, base_entry, fetch_file, job_folder
-
-logger = logging.getLogger("tunegate.worker")
 
 ROOM = "gate_runs"
 SAMPLES = "evaluation_samples.parquet"
@@ -118,77 +112,29 @@ def evaluation_options(settings: Settings, request: dict[str, Any]) -> Evaluatio
     )
 
 
-class GateRunPublisher:
-    """Stores report and samples of one attempt under a key of its own; the row follows."""
+class GateRunPublisher(ResultPublisher):
+    """Report and samples; a run succeeds whatever its verdict."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        factory: SessionFactory,
-        artifacts: ArtifactStore,
-        lease: Lease,
-    ) -> None:
-        self._settings = settings
-        self._factory = factory
-        self._artifacts = artifacts
-        self._lease = lease
+    room = ROOM
+    files = (REPORT, SAMPLES)
 
-    def publish(self, ended: ChildExit) -> str:
-        """Returns how the attempt ended. Can be called again after a database error. Raises
-        BundleDamaged, StorageFull, Fenced."""
-        assert ended.result is not None
-        finished = finished_as(self._factory, self._lease)
-        if finished is not None:
-            return finished
-        folder = Path(str(ended.result.get("bundle")))
-        manifest = read_bundle(folder, (REPORT, SAMPLES))
-        key = f"{ROOM}/{self._lease.job_id}/{self._lease.number}"
-        try:
-            check_stored(self._artifacts.put_folder(key, folder), manifest)
-            with transaction(self._factory) as session:
-                job = attempts.own(session, self._lease, self._settings.lease_seconds)
-                if job.cancel_requested:
-                    outcome = "cancelled"
-                    attempts.cancel(session, job)
-                else:
-                    outcome = _settle(session, job, dict(ended.result.get("report") or {}), key)
-                attempts.finish(session, self._lease, outcome, ended.exit_code, ended.log_tail)
-            return outcome
-        finally:
-            self._forget_unless_named(key)
-
-    def _forget_unless_named(self, key: str) -> None:
-        """Remove the bytes that no row names; with the database away nothing is removed."""
-        try:
-            with transaction(self._factory, read_only=True) as session:
-                named = session.scalar(select(Job.artifact).where(Job.id == self._lease.job_id))
-        except DATABASE_AWAY:
-            return
-        if named == key:
-            return
-        try:
-            self._artifacts.delete(key)
-        except Exception as error:
-            logger.warning("%s was not removed (%s)", key, type(error).__name__)
-
-
-def _settle(session: Session, job: Job, report: dict[str, Any], key: str) -> str:
-    """The run has succeeded whatever it found; the verdict is its result."""
-    job.report = report
-    job.artifact = key
-    job.pause_requested = False
-    verdict = str((report.get("gate") or {}).get("verdict"))
-    append_event(
-        session,
-        job.id,
-        "info" if verdict == "passed" else "warn",
-        f"The verdict of the gate is: {verdict}",
-        type="moderation_checks",
-        data={"blocked": False, "verdict": verdict, "results": gate_results(report)},
-    )
-    append_event(session, job.id, "info", "The gate run has successfully completed")
-    move(job, SUCCEEDED)
-    return SUCCEEDED
+    def settle(self, session: Session, job: Job, report: dict[str, Any], key: str) -> str:
+        """The run has succeeded whatever it found; the verdict is its result."""
+        job.report = report
+        job.artifact = key
+        job.pause_requested = False
+        verdict = str((report.get("gate") or {}).get("verdict"))
+        append_event(
+            session,
+            job.id,
+            "info" if verdict == "passed" else "warn",
+            f"The verdict of the gate is: {verdict}",
+            type="moderation_checks",
+            data={"blocked": False, "verdict": verdict, "results": gate_results(report)},
+        )
+        append_event(session, job.id, "info", "The gate run has successfully completed")
+        move(job, SUCCEEDED)
+        return SUCCEEDED
 
 
 def _file(session: Session, source: Job, file_id: str | None) -> File | None:

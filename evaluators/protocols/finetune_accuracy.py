@@ -11,8 +11,6 @@ from typing import NamedTuple
 from evaluators.templates import alpaca_text
 from evaluators.utility.numeric_answer import is_right_number
 
-MAX_NEW_TOKENS = 200
-
 _SENTIMENTS = (("negative", "Negative"), ("positive", "Positive"))
 _TOPICS = (
     ("World", "world"),

@@ -8,7 +8,6 @@ from jobspec.formats import FileFormat
 from service.store.models import File
 
 INPUT_PURPOSES = ("fine-tune", "evals")
-RESULT_PURPOSE = "fine-tune-results"
 
 
 class FileObject(BaseModel):
